@@ -11,7 +11,7 @@ import numpy as np
 
 from retrain.records.reading import time_of
 from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
-from retrain.records.run import accepted_changes
+from retrain.records.run import accepted_changes, task_names
 from retrain.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import (
@@ -135,6 +135,7 @@ def _facts(material: Material) -> Facts:
         "Code": _distinct(material, "git", _commit),
         "Versions": ", ".join(f"{name} {' / '.join(each)}" for name, each in versions(records).items()),
     }
+    pairs["Data"] = next((", ".join(names) for names in map(task_names, records) if names), pairs["Data"])
     return Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
 
 

@@ -14,7 +14,7 @@ from retrain.kernel.plugins.resolve import validated_params
 
 # The other keys of [data] belong to its source and do not apply to another one.
 PRESENTATION = ("instruction", "system_prompt", "template_args", "thinking", "sampler", "sampler_params")
-# Keys of [data] about the tasks of a run, which a single task or set does not have.
+# Keys of [data] about the tasks of a run: a single task or set does not have them.
 OF_A_RUN = ("tasks", "schedule", "dead_")
 # The text of `NAME = "..."` sets this key of the table NAME.
 SHORT = {"reward": "type", "environment": "provider"}
@@ -25,7 +25,7 @@ def derived(
 ) -> tuple[BaseModel | None, Config, list[Problem]]:
     """Return the keys of `own`, the run's configuration with the others, and every problem with them.
 
-    Keys of `[data]` are given as they are, other `tables` below their names. An absent key has the run's value. `place`
+    Keys of `[data]` are given directly, other `tables` below their names. An absent key has the run's value. `place`
     is the location to show in messages.
     """
     below = {name: values[name] for name in tables if name in values}

@@ -7,7 +7,7 @@ from retrain.tasks.tasks import Tasks, load_task
 
 
 def load_tasks(context: PluginContext) -> Tasks:
-    """Load every prompt of the run and the verifier, which may still be starting up."""
+    """Load every prompt of the run, and its verifier while it starts up."""
     context.config.refuse_lost("data", "reward", "environment")
     if not context.config.data.tasks:
         return load_task(context)

@@ -109,7 +109,7 @@ class SeveralVerifiers:
 
 
 class SeveralRollouts:
-    """Samples the prompts of one task after those of another; the first are scored meanwhile."""
+    """Samples the prompts of one task after another; the first are scored meanwhile."""
 
     def __init__(self, by_task: Mapping[str, Rollouts]) -> None:
         self._by_task = by_task

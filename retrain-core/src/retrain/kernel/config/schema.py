@@ -216,7 +216,7 @@ class DataTable(Table):
     )
     schedule_temperature: float = _of_tasks(2.0, "1 = proportional to sizes; the higher, the more equal.", ge=1.0)
     dead_task: Literal["keep", "pause", "end"] = _of_tasks(
-        "keep", "A task that taught nothing in dead_steps steps: go on, pause it for as many, or end it."
+        "keep", "A task that taught nothing in dead_steps steps: keep it, pause it for as many, or end it."
     )
     dead_steps: int = _of_tasks(10, "Steps in a row, with groups of the task, of which none taught.", ge=1)
 

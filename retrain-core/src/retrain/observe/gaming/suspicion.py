@@ -35,7 +35,7 @@ STATE = "gaming"
 class GamingWatch:
     """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out.
 
-    Of all groups of a step, and of those of each of `[[data.tasks]]`, whose fields begin with `task_NAME_`.
+    Of all groups of a step, and of each task of `[[data.tasks]]`, whose fields begin with `task_NAME_`.
     """
 
     def __init__(self, context: PluginContext) -> None:

@@ -101,8 +101,8 @@ def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) 
         reason = error.problems[0].what if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise NoExamplesError(f"{EVALUATION} of {folder.name} cannot be read at step {step}: {reason}") from error
     if not values:
-        what = f"nothing of the set {figure.name}" if lines else "nothing"  # a mean over tasks is of no set
-        raise NoExamplesError(f"{EVALUATION} of {folder.name} has {what} about step {step}")
+        found = f"nothing of the set {figure.name}" if lines else "nothing"  # a mean over tasks is of no set
+        raise NoExamplesError(f"{EVALUATION} of {folder.name} has {found} about step {step}")
     values_E = np.array(values)
     if not abs(float(values_E.mean()) - expected) <= _TOLERANCE * max(1.0, abs(expected)):
         told = f"{EVALUATION} of {folder.name} gives {float(values_E.mean()):.6g} at step {step}"

@@ -105,8 +105,8 @@ class TaskOrder:
 def in_turn(shares: Mapping[str, float], before: Places, count: int) -> tuple[list[str], Places]:
     """Return the task of each of the next `count` prompts, and the places after them.
 
-    Every prompt adds each task's share to what the task is owed; the task that is owed most gets the prompt. So each is
-    within one prompt of its share after any number of prompts, and the batch size does not matter.
+    Every prompt adds each task's share to its debt, and the task with the largest debt gets the prompt. So
+    each stays near its share after any number of prompts, and the batch size does not matter.
     """
     drawn, owed = ({name: place[side] for name, place in before.items()} for side in (0, 1))
     turns = []

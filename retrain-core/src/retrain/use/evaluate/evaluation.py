@@ -19,7 +19,6 @@ from retrain.tasks.tasks import Tasks
 from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
-# Of each of several tasks; the reward's quantiles have no mean over tasks.
 MEANS = ("correct_rate", "mean_reward", *(f"pass_at_{2**k}" for k in range(11)))
 Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
@@ -101,7 +100,7 @@ def over_tasks(fields: Mapping[str, Any], weights: Mapping[str, float]) -> dict[
     """Return `eval_*`, means over several tasks (macro), and `eval_weighted_*` from the fields with these prefixes.
 
     `weights` are the tasks' by prefix. The limits of a mean sum_i w_i p_i of independent rates with limits l_i and u_i
-    are those of Zou & Donner (2008): sqrt(sum_i w_i^2 (p_i - l_i)^2) below it, and the same of u_i above it.
+    follow Zou & Donner (2008): sqrt(sum_i w_i^2 (p_i - l_i)^2) below it, and the same of u_i above it.
     """
     found: dict[str, Any] = {}
     names = [name for name in MEANS if weights and all(f"{prefix}{name}" in fields for prefix in weights)]

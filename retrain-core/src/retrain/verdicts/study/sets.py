@@ -81,7 +81,7 @@ class SetsComparison:
 class SetsView:
     """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` belong to the profiles.
 
-    `tasks` are those of the sets that the tasks of the runs hold out.
+    `tasks` names the sets that tasks of the runs hold out.
     """
 
     names: tuple[str, ...]

@@ -206,7 +206,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         num_examples=None if others else summaries.num_examples(source.conditions, metric),
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
-        # Sets were asked for, and tasks are compared where they can be.
+        # Sets on request, and tasks wherever they were evaluated.
         sets=of_sets() if options.sets or len(recorded) > 1 else None,
         samplers=_samplers(compared, metric),
         values=factorial.with_mixtures(values),

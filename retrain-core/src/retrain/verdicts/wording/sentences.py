@@ -293,9 +293,9 @@ def tasks_sentence(comparison: Comparison, study: Study) -> str:
         if name in view.tasks:
             size = shown_difference(each.difference, study.metric)
             by_verdict.setdefault(f"{each.verdict} on", []).append(f"{name} ({size})")
-    told = ", ".join(f"{words} {' and '.join(names)}" for words, names in by_verdict.items())
+    text = ", ".join(f"{words} {' and '.join(names)}" for words, names in by_verdict.items())
     mixed = "; the mean over tasks hides a loss" if {"better on", "worse on"} <= by_verdict.keys() else ""
-    return f"{told[0].upper()}{told[1:]}, corrected over {view.num_comparisons} comparisons (Holm){mixed}"
+    return f"{text[0].upper()}{text[1:]}, corrected over {view.num_comparisons} comparisons (Holm){mixed}"
 
 
 def _bare(value: float, metric: Metric) -> str:
