@@ -17,7 +17,7 @@ from retrain.verdicts.wording import sentences
 from retrain.verdicts.wording.sentences import scope, sized, too_few_seeds, verdict_words
 
 MOST_NAMED, MOST_SEEDS = 6, 5
-ONE_CHOICE = "About the values that were chosen, once for all seeds, and not about every search: see choice = 'best'"
+ONE_CHOICE = "About the chosen values: one choice for all seeds repeats its luck in each of them"
 SUMMARY_CHARS = 240
 
 
