@@ -235,6 +235,11 @@ SEEN_ELSEWHERE = {
     "prime_rl_policy_lag prime_rl_stale_steps",
     "end_to_end/test_agents.py": "turns_mean turn_limit_rate rewritten_history_count dropped_call_count",
     "end_to_end/test_thinking.py": "cut_thought_rate",
+    "end_to_end/test_several_tasks.py": "task_{task}_{field} task_{task}_share tasks_out macro_correct_rate "
+    "eval_weighted_{field}",
+    "retrain-core/run/steps, an advantage with a greedy baseline": "greedy_reward_mean greedy_no_verdict_count "
+    "greedy_tokens",
+    "end_to_end/test_self_distillation.py": "teacher_rate",
     "retrain-core/kernel/test_overlap.py": "staleness_mean staleness_max overlap_time_s sampler_idle_time_s "
     "trainer_idle_time_s",
 }

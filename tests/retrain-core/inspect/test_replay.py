@@ -236,7 +236,8 @@ def store(run: Path, rewards: list[float | None], records: list[TokenRecord], *,
     write_tokens(run, 0, records)
     lines = [
         {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
-        for i, reward in enumerate(rewards)
+        | {"num_tokens": len(tokens.tokens_T)}
+        for i, (reward, tokens) in enumerate(zip(rewards, records, strict=True))
     ]
     for line in lines if parts else ():
         line["reward_parts"] = {"b": -line["reward"]}

@@ -179,7 +179,7 @@ def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
 def test_training_by_hand() -> None:
     parts = phase(estimate(SHAPE, WORK), "training").parts
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
-    layer = 4 * 8 + 4 * 8 + 2 * 4 + 3 * 16
+    layer = 4 * 8 + 4 * 8 + 2 * 4 + 2 * 16
     assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * sizes.HEAP_WASTE)
     assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES[4]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4

@@ -90,7 +90,7 @@ def test_what_is_no_action_earns_nothing_and_a_server_that_breaks_fails_the_epis
     (talk,), results = play(played, [example], lambda episode, turn: "no idea" if turn else "7.5")
     said = [message["content"] for message in talk if message["role"] == "user"]
     assert said[1:] == ["error: answer with a whole number"] * 3
-    assert results == [EpisodeResult(score=Score.of(0.0), hit_turn_limit=True)]
+    assert results == [EpisodeResult(score=Score.of(0.0), hit_turn_limit=True, turn_rewards=(0.0,) * 4)]
     _, results = play(played, [example], lambda episode, turn: str(BOOM))
     assert results[0].score.outcome is Outcome.FAILED
     assert "boom (EXECUTION_ERROR)" in results[0].score.detail
