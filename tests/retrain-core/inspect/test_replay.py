@@ -237,7 +237,7 @@ def store(run: Path, rewards: list[float | None], records: list[TokenRecord], *,
     lines = [
         {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
         | {"num_tokens": len(tokens.tokens_T)}
-        for i, (reward, tokens) in enumerate(zip(rewards, records, strict=True))
+        for i, (reward, tokens) in enumerate(zip(rewards, records, strict=False))
     ]
     for line in lines if parts else ():
         line["reward_parts"] = {"b": -line["reward"]}
