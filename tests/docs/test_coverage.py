@@ -132,12 +132,13 @@ BOOK = SITE / "algorithms"
 TITLES = dict.fromkeys(("reinforce_pp", "reinforce_pp_baseline"), "reinforce_pp, reinforce_pp_baseline")
 OF_LOSSES = ("dapo", "gspo", "cispo")
 OF_MORE_LOSSES = ("sapo", "gmpo", "luspo", "vespo", "dppo_tv", "dppo_kl", "m2po", "dro", "icepop")
+OF_ITSELF = ("sdpo", "sdft")  # measured on a task of their own
 ROW = r"^\| `{}` \| [\d.e-]+ \|.*\d"
 
 
 def section(name: str) -> str:
-    page = "losses.md" if name in OF_LOSSES else "group-advantages.md"
-    page = "more-losses.md" if name in OF_MORE_LOSSES else page
+    pages = {"losses.md": OF_LOSSES, "more-losses.md": OF_MORE_LOSSES, "self-distillation.md": OF_ITSELF}
+    page = next((page for page, names in pages.items() if name in names), "group-advantages.md")
     text = text_of(BOOK / page).partition(f"\n## {TITLES.get(name, name)}\n")[2]
     return re.split(r"^## ", text, flags=re.MULTILINE)[0]
 
@@ -158,7 +159,7 @@ def test_every_recipe_has_its_section_its_row_and_its_figures(plugins: Plugins) 
     text, recipes = text_of(BOOK / "recipes.md"), [each.spec.name for each in plugins.registered(Kind.RECIPE)]
     for name in (*recipes, "maxrl", "gdpo", "opo", "passk", "remax", "otb"):
         assert not list(missing(section(name))), name
-    measured = text + text_of(BOOK / "more-losses.md")
+    measured = text + text_of(BOOK / "more-losses.md") + text_of(BOOK / "self-distillation.md")
     for name in recipes:
         assert re.search(ROW.format(name), measured, re.MULTILINE), name
         assert f"| [`{name}`](" in text

@@ -6,7 +6,8 @@ from typing import Any
 
 from retrain.credit.flow import CreditFlow
 from retrain.credit.self_teacher import fields_of
-from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
@@ -45,7 +46,9 @@ def distil_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> list[
             is_term = config.value(path, 0.0) and (path != "kl.coef" or config.kl.where == "loss")
             refuse(is_term, path, "no other term of the loss goes with [distil]", "set it to 0")
         what, fix = "has no effect: [distil] weight = 1 leaves no policy loss", "remove it, or set a weight below 1"
-        refuse(table.weight == 1.0 and config.origin("algorithm.loss") != DEFAULT_ORIGIN, "algorithm.loss", what, fix)
+        # A run's own config.toml writes the default out.
+        is_other = config.algorithm.loss != AlgorithmTable().loss
+        refuse(table.weight == 1.0 and is_other, "algorithm.loss", what, fix)
         what = "without an adapter (lora_rank = 0) the weights of this teacher would be held twice"
         fix = 'set [model] lora_rank, or teacher = "live" and mode = "sampled_token"'
         is_second = table.teacher != "live" or table.mode != "sampled_token"

@@ -58,15 +58,8 @@ def key(
 
 share = partial(key, ge=0.0, le=1.0)  # a fraction
 free = partial(key, free_on_resume=True)  # a resumed run may have another value
-MARKS = (
-    "names",
-    "selects",
-    "pending",
-    "aliases",
-    "free_on_resume",
-    "needs",
-    "auto",
-)  # a plain pydantic field lacks them
+# A plain pydantic field lacks them.
+MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
