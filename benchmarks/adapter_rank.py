@@ -64,13 +64,13 @@ def main() -> None:
     """Train all of them, and print a line for each rule and rank."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="builtin:tiny")
-    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32, 128])
+    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 16, 64, 128])
     parser.add_argument("--rates", type=lambda text: [float(n) for n in text.split(",")], default=None)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--root", action="store_true", help="alpha / sqrt(rank), too")
     args = parser.parse_args()
-    rates = args.rates or [2.0**power * 1e-4 for power in range(0, 11, 2)]
+    rates = args.rates or [2.0**power * 1e-3 for power in range(8)]
     print(f"{args.model}: {args.steps} steps of {args.batch} examples, {time.strftime('%Y-%m-%d', time.gmtime())}\n")
     heads = ["rule", "rank", "best lr", *(f"{rate:.2g}" for rate in rates)]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
