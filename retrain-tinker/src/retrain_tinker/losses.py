@@ -176,7 +176,8 @@ class PolicyLoss:
 
     def left_out(self, new_N: Floats, sampler_N: Floats, advantages_N: Floats) -> Mask:
         """Mark the tokens of a row that `off_policy_mask` leaves out."""
-        left_N: Mask = (advantages_N < 0.0) & (np.mean(sampler_N - new_N) > self.off_policy_mask)
+        gap = float(np.sum(sampler_N - new_N)) / max(len(new_N), 1)
+        left_N: Mask = (advantages_N < 0.0) & (gap > self.off_policy_mask)
         return left_N
 
     def denominators(self, counts: Sequence[int], num_masked: int) -> list[int]:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from retrain.advantages import AdvantageSpec, Needs
+from retrain.advantages import AdvantageSpec, Credit, GroupStatus, Needs, TokenCredit
 from retrain.api import BackendError, Completion, CreditError, Group, Score, StopReason
 from retrain.credit.algorithm import CreditAlgorithm
+from retrain.credit.custom import CustomAlgorithm
 from retrain.credit.squared_probs import SquaredProbs
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Example
@@ -161,3 +162,19 @@ def test_a_context_that_was_rewritten_is_measured_by_itself():
     given = (replace(group_of(1.0), completions=(whole,)),)
     shaped, _ = SquaredProbs(backend=Squares(1.0), temperature=0.7).shape(0, given)
     assert shaped[0].completions[0].squared_probs_T.tolist() == [0.0, 1.0, 0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("loss", "is_refused"), [("gmpo", True), ("", False)])
+def test_a_plugins_own_algorithm_may_not_give_gmpo_credit_by_token(loss, is_refused):
+    given, credit = [group_of(1.0, 0.0)], np.array([1.0, 0.5])
+    found = Credit(
+        statuses_P=(GroupStatus.INFORMATIVE,),
+        tokens_PG=((TokenCredit(advantages_A=credit), TokenCredit(advantages_A=credit)),),
+        rows=(),
+    )
+    algorithm = CustomAlgorithm("mine", SimpleNamespace(assign=lambda step, groups: found), loss=loss)
+    if not is_refused:
+        assert algorithm.assign(0, given) is found
+        return
+    with pytest.raises(CreditError, match="algorithm 'mine' credits single tokens, and the loss 'gmpo' takes one"):
+        algorithm.assign(0, given)
