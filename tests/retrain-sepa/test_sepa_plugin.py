@@ -185,6 +185,9 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins, name):
     row = next(row for row in ROW.findall(PAGE.read_text(encoding="utf-8")) if row[0] == name)
     advantage, loss, aggregation, more = (cell.strip() for cell in row[1:5])
     assert f"`{found.pop('algorithm.advantage_mode')}`" in advantage
+    if teacher := found.get("distil.teacher"):
+        assert (loss, more) == ("a divergence", f'`[distil] teacher = "{teacher}"`')
+        return
     params = found.pop("algorithm.advantage_params", {})
     assert params == ({"scale": "std", "ddof": 1} if "over the group's deviation" in advantage else {})
     assert loss.startswith(f"`{found.pop('algorithm.loss')}`")

@@ -49,12 +49,7 @@ LOSSES = (  # name, summary, traits, model of the parameters
     ("luspo", "GSPO without its division by length.", replace(CLIPPED, credit="weighted"), ""),
     ("gmpo", "The geometric mean of clipped ratios.", replace(CLIPPED, credit="completion"), ""),
     ("sapo", "A soft gate of the ratio in place of a clip.", replace(NO_CLIP, idle="gate"), "SapoParams"),
-    (
-        "vespo",
-        "A smooth weight by the ratio of a sequence.",
-        replace(MASKED, idle="phi", credit="weighted"),
-        "VespoParams",
-    ),
+    ("vespo", "A smooth weight by a sequence's ratio.", replace(MASKED, idle="phi", credit="weighted"), "VespoParams"),
     ("dppo_tv", "Leaves out tokens whose probability has moved far.", MASKED, "DppoTvParams"),
     ("dppo_kl", "The same by the KL divergence of (p, 1 - p).", MASKED, "DppoKlParams"),
     ("m2po", "Leaves out the fewest tokens that bound the mean squared log-ratio.", MASKED, "M2poParams"),

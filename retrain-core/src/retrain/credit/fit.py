@@ -24,10 +24,8 @@ def fit_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator
     by, path = "", "algorithm.loss"
     by_turn = flow.advantage.by_turn and config.algorithm.level == "turn"
     if takes != "token" and flow.advantage.compute_tokens and not flow.whole and not by_turn:
-        by, why = (
-            f"advantage {advantage!r}",
-            "it has one ratio for each completion, so every token gets the same weight",
-        )
+        by = f"advantage {advantage!r}"
+        why = "it has one ratio for each completion, so every token gets the same weight"
         fix = 'use loss = "importance_sampling", "ppo" or "cispo"'
     elif takes == "completion" and _weighs_tokens(flow):
         by, why = repr(flow.name), "it takes one advantage for all tokens of a completion"

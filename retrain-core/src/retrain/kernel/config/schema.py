@@ -82,9 +82,7 @@ class AlgorithmTable(Table):
         "truncate", "A trainer/sampler importance weight outside is_bounds: moved to the bound, or 0."
     )
     is_bounds: list[float] = key([], "[low, high] of the trainer/sampler importance weight; empty = off.")
-    off_policy_mask: float = key(
-        0.0, "Leave out completions with A < 0 whose mean log p_sampler - log p is above this; 0 = off.", ge=0.0
-    )
+    off_policy_mask: float = key(0.0, "Leave out A < 0 where mean log p_sampler - log p is above; 0 = off.", ge=0.0)
     normalise_by: Literal["", "task"] = key(
         "", "task: batch_norm over the completions of each of [[data.tasks]]; empty = as batch_norm.", needs="advantage"
     )
