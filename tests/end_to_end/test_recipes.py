@@ -47,7 +47,7 @@ def test_a_run_is_named_after_its_recipe_repeats_from_its_records_and_resumes(tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["group-advantages", "losses", "sampling", "teachers"])
+@pytest.mark.parametrize("name", ["group-advantages", "losses", "more-losses", "sampling", "teachers"])
 def test_the_configuration_of_a_page_runs_as_it_is(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (PAGE.parent / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "retrain.toml").write_text(
