@@ -238,8 +238,6 @@ SEEN_ELSEWHERE = {
     "end_to_end/test_thinking.py": "cut_thought_rate",
     "end_to_end/test_several_tasks.py": "task_{task}_{field} task_{task}_share tasks_out macro_correct_rate "
     "eval_weighted_{field}",
-    "retrain-core/run/steps, an advantage with a greedy baseline": "greedy_reward_mean greedy_no_verdict_count "
-    "greedy_tokens",
     "end_to_end/test_self_distillation.py": "teacher_rate",
     "retrain-core/kernel/test_overlap.py": "staleness_mean staleness_max overlap_time_s sampler_idle_time_s "
     "trainer_idle_time_s",
