@@ -224,6 +224,41 @@ def test_one_token_at_a_time_while_rows_end(rows: list[tuple[torch.Tensor, ...]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", [(0, 0, 0, 1, 1, 1), (0, 1, 0, 1, 0, 0), (1, 0, 0, 0, 0, 0)])
+def test_rows_of_a_prompt_read_it_together(order: tuple[int, ...], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered_decoding, "SHARED_TOKENS", 4)
+    scores, pool, cached = KINDS[kind], new_pool(), (8, 5)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [cached[prompt] + 2 * place + 1 for place, prompt in enumerate(order)]  # the rows end one by one
+    sides = HEADS, KV_HEADS, KV_HEADS
+    prompts = [[torch.randn(size, heads, SIZE, generator=generator) for heads in sides] for size in cached]
+    own = [[torch.randn(2 * place + 1, heads, SIZE, generator=generator) for heads in sides] for place in range(6)]
+    rows = [tuple(map(torch.cat, zip(prompts[prompt], own[place], strict=True))) for place, prompt in enumerate(order)]
+    wanted = [plainly(*row, scores) for row in rows]
+    requests = [SampleRequest(prompt_T=np.full(cached[prompt] + 1, prompt), seeds_G=(0,)) for prompt in order]
+    live = new_rows(requests, SamplingParams(max_tokens=50, temperature=1.0), None, 100)
+    numbers = iter(np.random.default_rng(0).permutation(np.arange(1, 40)).tolist())
+    for row, states in zip(live, rows, strict=True):
+        row.blocks = [next(numbers) for _ in range(5)]
+        slots = torch.from_numpy(slots_of(row.blocks, 0, row.cached, BLOCK))
+        pool.write(0, slots, states[1][: row.cached], states[2][: row.cached])
+    copied: GatheredAttention | None = None
+    while live:
+        batch = Batch.allocate(len(live), 5, 1, CPU)
+        batch.load(live, 1.0, 1, BLOCK)
+        if copied is None:
+            copied = GatheredAttention(pool, live, batch, 12)
+        assert copied.continues(live, 1)
+        states = [torch.stack([rows[row.request][side][row.cached] for row in live]) for side in range(3)]
+        for out, row in zip(copied(0, *states, scores), live, strict=True):
+            torch.testing.assert_close(out, wanted[row.request][row.cached], atol=1e-5, rtol=1e-5)
+        copied.finish(batch.given.slots_SB)
+        for row in live:
+            row.tokens.append(0)
+        live = [row for row in live if row.cached < lengths[row.request]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_attention_in_bf16_rounds_its_scores_once(rows: list[tuple[torch.Tensor, ...]], kind: str) -> None:
     """Softmax in fp32 of products in bf16: as close to the plain definition as rounding of its inputs allows."""
     scores, pool = KINDS[kind], new_pool(torch.bfloat16)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.packed import MakeAttend, dense_attention
+from retrain_local.attention.packed import MakeAttend
 from retrain_local.decoder import Decoder, Scores
 from retrain_local.devices.torch_devices import limited_threads
 from retrain_local.memory.sizes import BLOCK_SIZE, ONE_THREAD_BELOW, PREFILL_TOKENS
@@ -25,6 +25,48 @@ from retrain_local.sampling.schedule import Prefill, Row
 
 # Tokens that a copy has room for: more means fewer gathers, and more to move when rows are dropped.
 COLUMNS = 32
+# A shorter prompt is copied for each row: its own products would take longer than reading it.
+SHARED_TOKENS = BLOCK_SIZE
+
+
+class Groups:
+    """Rows with the same prompt, whose keys and values are read once for all of them.
+
+    Prompts are padded to the longest, and their rows to M per prompt: `members_N` holds the row at each of the G x M
+    places, `places_B` the place of each row.
+    """
+
+    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+        places: dict[bytes, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(row.prompt_key, []).append(place)
+        self.keys, self._most = list(places), max(map(len, places.values()))
+        self.first_G = torch.tensor([of[0] for of in places.values()], device=device)
+        self.lengths_B1 = torch.tensor([[len(row.prompt_T) - 1] for row in rows], device=device)
+        padded = [place for of in places.values() for place in (of + of[:1] * self._most)[: self._most]]
+        number = {place: at for at, place in reversed(list(enumerate(padded)))}
+        in_order = padded == list(range(len(rows)))
+        self._members_N = None if in_order else torch.tensor(padded, device=device)
+        self._places_B = (
+            None if in_order else torch.tensor([number[place] for place in range(len(rows))], device=device)
+        )
+
+    def by_prompt(self, x_BKRS: Tensor) -> Tensor:
+        """Return [G * K, M * R, S]: the rows of each prompt side by side."""
+        x = x_BKRS if self._members_N is None else x_BKRS.index_select(0, self._members_N)
+        return x.unflatten(0, (-1, self._most)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def by_row(self, x: Tensor, kv_heads: int) -> Tensor:
+        """Return what `by_prompt` put together as [B, K, R, S]."""
+        x = x.unflatten(1, (self._most, -1)).unflatten(0, (-1, kv_heads)).transpose(1, 2).flatten(0, 1)
+        return x if self._places_B is None else x.index_select(0, self._places_B)
+
+
+def shared_prompts(rows: Sequence[Row], device: torch.device) -> Groups | None:
+    """Return the groups of these rows, if reading prompts once is worth the products that it adds."""
+    prompts = {row.prompt_key: len(row.prompt_T) for row in rows}
+    is_worth = len(rows) >= 2 * len(prompts) and max(prompts.values()) > SHARED_TOKENS
+    return Groups(rows, device) if is_worth else None
 
 
 class GatheredAttention:
@@ -32,8 +74,9 @@ class GatheredAttention:
 
     Gathering from the pool for every token would move all keys and values twice as often as attention itself does.
     Every step appends one column to the copy, the same for all rows whatever their lengths, and finished rows are
-    dropped. The copy is made again when a row joins or its `columns` are full. Except in fp32, the memory of keys is
-    [rows, kv_heads, size, columns]: products of 16 bits would copy them to that layout every time.
+    dropped. The copy is made again when a row joins or its `columns` are full. Prompts of several rows are copied and
+    read once. Except in fp32, the memory of keys is [rows, kv_heads, size, columns]: products of 16 bits would copy
+    them to that layout every time.
     """
 
     def __init__(
@@ -44,17 +87,27 @@ class GatheredAttention:
         self.mix = StepMix(states, [row.slot for row in rows]) if states is not None else None
         self._rows = list(rows)
         self._slots = {id(row): row.slot for row in rows}
-        slots_BL = batch.cached_slots(pool.block_size)
-        lengths_B1 = batch.given.positions_B[:, None]
-        past = slots_BL.shape[1]
-        self._slots_BC = torch.cat([slots_BL, slots_BL.new_zeros(len(rows), columns)], dim=1)
-        columns_C = torch.arange(past + columns, device=slots_BL.device)
-        self._positions_BC = torch.where(columns_C < past, columns_C, lengths_B1 + columns_C - past)
+        slots_BL, cached_B1 = batch.cached_slots(pool.block_size), batch.given.positions_B[:, None]
+        device = slots_BL.device
+        self._groups = shared_prompts(rows, device)
+        prompt_B1 = torch.zeros_like(cached_B1) if self._groups is None else self._groups.lengths_B1
+        shared, past = int(prompt_B1.max()), int((cached_B1 - prompt_B1).max())
+        columns_P, columns_C = torch.arange(shared, device=device), torch.arange(past + columns, device=device)
+        own_BC = prompt_B1 + columns_C
+        self._positions_BC = torch.cat(
+            [columns_P.expand(len(rows), -1), torch.where(columns_C < past, own_BC, cached_B1 + columns_C - past)], 1
+        )
+        is_hidden_BC = torch.cat([columns_P >= prompt_B1, (columns_C < past) & (own_BC >= cached_B1)], 1)
         # In fp32, as softmax is computed: in bf16 a sum with the scores would round them.
-        self._mask_BC = torch.zeros(self._positions_BC.shape, device=slots_BL.device)
-        self._mask_BC.masked_fill_((columns_C < past) & (columns_C >= lengths_B1), -math.inf)
+        self._mask_BC = torch.zeros(is_hidden_BC.shape, device=device).masked_fill_(is_hidden_BC, -math.inf)
+        padded_BL = torch.cat([slots_BL, slots_BL.new_zeros(len(rows), 1)], dim=1)  # scratch behind the end
+        self._slots_BC = padded_BL.gather(1, own_BC.clamp(max=slots_BL.shape[1]))
+        self._slots_GP = None if self._groups is None else slots_BL[self._groups.first_G, :shared]
+        self._shared = shared
+        # Keys and values of the rows, and of the shared prompts.
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._masks: dict[tuple[int | None, int | None, int], Tensor] = {}
+        self._prompts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._masks: dict[tuple[int | None, int | None], Tensor] = {}
         self._first = self._seen = past  # columns in use when the segment began, and now
 
     def continues(self, rows: Sequence[Row], steps: int) -> bool:
@@ -62,17 +115,11 @@ class GatheredAttention:
         places = {id(row): place for place, row in enumerate(self._rows)}
         kept = [places.get(id(row)) for row in rows]
         moved = any(row.slot != self._slots.get(id(row)) for row in rows)  # of a row that was put aside in between
-        if None in kept or moved or self._seen + steps > self._mask_BC.shape[1]:
+        if None in kept or moved or self._shared + self._seen + steps > self._mask_BC.shape[1]:
             return False
         self._first = self._seen
         if len(kept) < len(self._rows):
-            self._rows = list(rows)
-            kept_B = torch.tensor(kept, device=self._mask_BC.device)
-            if self.mix is not None:
-                self.mix.drop(kept_B)
-            self._mask_BC, self._positions_BC = self._mask_BC[kept_B], self._positions_BC[kept_B]
-            for layer, (keys, values) in self._layers.items():
-                self._layers[layer] = self._laid_out(keys.index_select(0, kept_B)), values.index_select(0, kept_B)
+            self._keep(rows, torch.tensor(kept, device=self._mask_BC.device))
         return True
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
@@ -82,14 +129,28 @@ class GatheredAttention:
         if layer not in self._layers:
             keys_BKCD, values_BKCD = self._pool.read(layer, self._slots_BC)
             self._layers[layer] = self._laid_out(keys_BKCD), values_BKCD
-        keys_BKCD, values_BKCD = self._layers[layer]
-        keys_BKCD[:, :, self._seen - 1] = self._pool.rounded(keys_NKD)
-        values_BKCD[:, :, self._seen - 1] = self._pool.rounded(values_NKD)
-        keys, values = keys_BKCD[:, :, : self._seen], values_BKCD[:, :, : self._seen]
-        mask = self._mask(scores.window, scores.chunk, keys.shape[1])
-        if scores.softcap is None and scores.sinks_H is None:
-            return _plain(queries_NHD, keys, values, mask, scores.scale)
-        return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
+            if self._slots_GP is not None:
+                keys_GKPD, values_GKPD = self._pool.read(layer, self._slots_GP)
+                self._prompts[layer] = self._laid_out(keys_GKPD), values_GKPD
+        copies = self._layers[layer]
+        for copy, states_NKD in zip(copies, (keys_NKD, values_NKD), strict=True):
+            copy[:, :, self._seen - 1] = self._pool.rounded(states_NKD)
+        keys, values = (copy[:, :, : self._seen].flatten(0, 1) for copy in copies)
+        rows, kv_heads = keys_NKD.shape[:2]
+        queries = queries_NHD.unflatten(1, (kv_heads, -1))
+        scores_BKRC = torch.bmm(queries.flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (rows, kv_heads))
+        groups = self._groups
+        if groups is not None:
+            keys_GKPD, values_GKPD = self._prompts[layer]
+            of_prompt = torch.bmm(groups.by_prompt(queries), keys_GKPD.flatten(0, 1).transpose(1, 2))
+            scores_BKRC = torch.cat([groups.by_row(of_prompt, kv_heads), scores_BKRC], dim=-1)
+        mask = self._mask(scores.window, scores.chunk)
+        weights_BKRC = attention_weights(scores_BKRC, mask, scores).to(values.dtype)
+        out = torch.bmm(weights_BKRC[..., self._shared :].flatten(0, 1), values).unflatten(0, (rows, kv_heads))
+        if groups is not None:
+            of_prompt = torch.bmm(groups.by_prompt(weights_BKRC[..., : self._shared]), values_GKPD.flatten(0, 1))
+            out += groups.by_row(of_prompt, kv_heads)
+        return out.flatten(1, 2)
 
     def finish(self, slots_SB: Tensor) -> None:
         if self.mix is not None:
@@ -99,35 +160,49 @@ class GatheredAttention:
             new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)
             self._pool.write(layer, slots_N, *new)
 
+    def _keep(self, rows: Sequence[Row], kept_B: Tensor) -> None:
+        self._rows = list(rows)
+        if self.mix is not None:
+            self.mix.drop(kept_B)
+        self._mask_BC, self._positions_BC = self._mask_BC[kept_B], self._positions_BC[kept_B]
+        self._select(self._layers, kept_B)
+        if self._groups is not None:
+            known, self._groups = self._groups.keys, Groups(rows, kept_B.device)
+            if self._groups.keys != known:
+                self._select(self._prompts, torch.tensor([known.index(key) for key in self._groups.keys]))
+
+    def _select(self, copies: dict[int, tuple[Tensor, Tensor]], kept: Tensor) -> None:
+        for layer, (keys, values) in copies.items():
+            copies[layer] = self._laid_out(keys.index_select(0, kept)), values.index_select(0, kept)
+
     def _laid_out(self, keys_BKCD: Tensor) -> Tensor:
         if keys_BKCD.dtype is torch.float32:
             return keys_BKCD
         return keys_BKCD.transpose(2, 3).contiguous().transpose(2, 3)
 
-    def _mask(self, window: int | None, chunk: int | None, kv_heads: int) -> Tensor:
-        """Return 0 for a visible column and -inf for others, [B, kv_heads, 1, seen], for all layers of a step."""
-        if (window, chunk, kv_heads) not in self._masks:
-            mask_BC, positions_BC = self._mask_BC[:, : self._seen], self._positions_BC[:, : self._seen]
+    def _mask(self, window: int | None, chunk: int | None) -> Tensor:
+        """Return 0 for a visible column and -inf for others, [B, 1, 1, seen], for all layers of a step."""
+        if (window, chunk) not in self._masks:
+            seen = self._shared + self._seen
+            mask_BC, positions_BC = self._mask_BC[:, :seen], self._positions_BC[:, :seen]
             if window is not None:
                 mask_BC = mask_BC.masked_fill(positions_BC <= positions_BC[:, -1:] - window, -math.inf)
             if chunk is not None:
                 mask_BC = mask_BC.masked_fill(positions_BC // chunk != positions_BC[:, -1:] // chunk, -math.inf)
-            self._masks[window, chunk, kv_heads] = mask_BC[:, None, None].expand(-1, kv_heads, -1, -1).contiguous()
-        return self._masks[window, chunk, kv_heads]
+            self._masks[window, chunk] = mask_BC[:, None, None]
+        return self._masks[window, chunk]
 
 
-def _plain(queries_BHD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Compute `dense_attention` of one query per head in few calls, where a small model spends most of its time."""
-    rows, heads, size = queries_BHD.shape
-    kv_heads = keys_BKCD.shape[1]
-    queries = queries_BHD.reshape(rows * kv_heads, heads // kv_heads, size)
-    keys = keys_BKCD.flatten(0, 1).transpose(1, 2)
-    values, mask = values_BKCD.flatten(0, 1), mask.flatten(0, 1)
-    if values.dtype is torch.float32:
-        weights = torch.baddbmm(mask, queries, keys, alpha=scale)
-    else:  # scores are scaled and masked in fp32
-        weights = torch.add(mask, torch.bmm(queries, keys), alpha=scale)
-    return torch.bmm(torch.softmax(weights, dim=-1).to(values.dtype), values).view(rows, heads, -1)
+def attention_weights(scores_BKRC: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """Return softmax(softcap(scale q k^T) + mask) in fp32, a sink in its denominator where `scores` has one."""
+    if scores.softcap is None:
+        weights = torch.add(mask, scores_BKRC, alpha=scores.scale)
+    else:
+        weights = (scores_BKRC.float() * (scores.scale / scores.softcap)).tanh_().mul_(scores.softcap).add_(mask)
+    if scores.sinks_H is None:
+        return torch.softmax(weights, dim=-1)
+    sinks_BKR1 = scores.sinks_H.float().view(weights.shape[1], -1, 1).expand(*weights.shape[:-1], 1)
+    return torch.softmax(torch.cat([weights, sinks_BKR1], dim=-1), dim=-1)[..., :-1]
 
 
 # Fixed, and not the number of cores: the same rows are then decoded together on every machine, and round the same way.
