@@ -29,6 +29,7 @@ import json, sys
 from pathlib import Path
 from retrain.cli.command_line import run
 code = run(sys.argv[1:])
+assert "transformers" not in sys.modules, "its import takes as long as the first steps of the built-in model"
 files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
 print("\\n" + json.dumps([code, sorted(file for file in files if file.endswith(".py"))]))
 """
