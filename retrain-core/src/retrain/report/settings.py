@@ -51,10 +51,11 @@ def differences(records: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, 
 
 
 def common(records: Iterable[Record], path: str) -> list[str]:
-    """Return the distinct values of `table.key` in records, in order of appearance."""
+    """Return the distinct values of `table.key` in records, in order of appearance; tuned numbers in four digits."""
     *tables, key = path.split(".")
     values = (table_of(record, *tables).get(key) for record in records)
-    return list(dict.fromkeys(_shown(value) for value in values if value not in (None, "")))
+    brief = (float(f"{value:.4g}") if type(value) is float else value for value in values)
+    return list(dict.fromkeys(_shown(value) for value in brief if value not in (None, "")))
 
 
 def versions(records: Iterable[Record]) -> dict[str, list[str]]:
