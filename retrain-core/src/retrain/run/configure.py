@@ -150,9 +150,3 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
         if word == flag and index + 1 < len(words):
             return words[index + 1]
     return ""
-
-
-def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
-    """Number of evaluations of a run: before the first step, after every `every` steps, and after the last."""
-    between = (max_steps - 1) // every - steps_done // every if every else 0
-    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)

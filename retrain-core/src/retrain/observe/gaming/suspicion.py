@@ -263,8 +263,7 @@ def ngram_shares(found: Sequence[Judged]) -> Counts:
     shares = np.zeros(BUCKETS)
     for members in by_group.values():
         for each in members:
-            buckets = ngram_buckets(sampled(each.completion))
-            shares[buckets] += 1.0 / (len(members) * len(by_group))
+            shares[ngram_buckets(sampled(each.completion))] += 1.0 / (len(members) * len(by_group))
     return shares
 
 

@@ -138,3 +138,9 @@ def schedule_of(config: Config) -> Schedule:
     runs = max(1, len(table.conditions)) * max(1, len(table.seeds))
     parallelism = min(table.max_workers or runs, runs) if table.parallel else 1
     return Schedule(runs=runs, max_steps=steps_per_run(config), parallelism=parallelism)
+
+
+def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
+    """Number of evaluations of a run: before the first step, after every `every` steps, and after the last."""
+    between = (max_steps - 1) // every - steps_done // every if every else 0
+    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)
