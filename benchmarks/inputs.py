@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.records.identity.collect import collect_identity
 from retrain.records.identity.copies import write_inputs
+from retrain.run.check import identity_of
 from retrain.run.configure import load_checked
 
 TARGET_MS = 100.0
@@ -51,9 +51,9 @@ def main() -> None:
         sys.path.insert(0, str(folder))
         plugins = load_plugins()
         checked = load_checked(["retrain.toml"], plugins)
-        identity = collect_identity(checked.config, plugins, checked.tables)
+        identity = identity_of(checked.config, plugins, checked.tables)
         (folder / "run").mkdir()
-        hashing_ms = _times_ms(lambda: collect_identity(checked.config, plugins, checked.tables), options.repeat)
+        hashing_ms = _times_ms(lambda: identity_of(checked.config, plugins, checked.tables), options.repeat)
         copying_ms = _times_ms(lambda: write_inputs(folder / "run", identity), options.repeat)
     counts = {"code": len(identity.code), "data": len(identity.data), "model": len(identity.model)}
     counts["plugins"] = sum(len(plugin.files) for plugin in identity.plugins.values())

@@ -111,7 +111,9 @@ def words(phrase: str) -> list[str]:
     plain = phrase.replace("\u0130", "i").lower()
     plain = re.sub(f"(?<=\\w)[{APOSTROPHES}](?=\\w)", "'", plain)
     plain = re.sub(r"(?<!\w)'|'(?!\w)", " ", plain)  # at the edge of a word it is a quote
-    return "".join(char if char == "'" or _in_word(char) else " " for char in plain).split()
+    return "".join(
+        char if char == "'" or (char.isalnum() or unicodedata.category(char).startswith("M")) else " " for char in plain
+    ).split()
 
 
 def phrase_pattern(phrases: Sequence[str]) -> str:
@@ -142,10 +144,6 @@ def _branches(trie: Trie) -> str:
 def _continuation(trie: Trie) -> str:
     longer = f"{SEPARATOR}{_branches(trie)}" if len(trie) > ("" in trie) else ""
     return f"(?:{longer}|)" if longer and "" in trie else longer
-
-
-def _in_word(char: str) -> bool:
-    return char.isalnum() or unicodedata.category(char).startswith("M")
 
 
 # The `semantic` detector: anchor sentences, and windows of words compared with them.

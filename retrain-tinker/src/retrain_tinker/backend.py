@@ -169,7 +169,20 @@ class TinkerBackend:
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        state = _read_state(folder, self.config)
+        path, fix = folder / STATE_FILE, "resume from a complete checkpoint of a run with this backend"
+        try:
+            state: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+            wanted = {"format": FORMAT, "model": self.config.model.model, "lora_rank": self.config.model.lora_rank}
+            for key, value in wanted.items():
+                if state[key] != value:
+                    raise ValueError(f"{key} is {state[key]!r}, and this run needs {value!r}")
+            if not str(state["state_path"]).startswith("tinker://"):
+                raise ValueError("state_path is no tinker:// path")
+            int(str(state["policy_version"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"cannot be used: {type(error).__name__}: {error}"
+            raise BackendError(Problem(code="tinker.unusable-state", where=str(path), what=what, fix=fix)) from error
+
         with self.throttle.slot():
             # A server may have no slot for a second training client.
             self._service.replace_trainer(None)
@@ -190,23 +203,6 @@ class TinkerBackend:
     def _name(self, what: str) -> str:
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
-
-
-def _read_state(folder: Path, config: Config) -> dict[str, object]:
-    path, fix = folder / STATE_FILE, "resume from a complete checkpoint of a run with this backend"
-    try:
-        state: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-        wanted = {"format": FORMAT, "model": config.model.model, "lora_rank": config.model.lora_rank}
-        for key, value in wanted.items():
-            if state[key] != value:
-                raise ValueError(f"{key} is {state[key]!r}, and this run needs {value!r}")
-        if not str(state["state_path"]).startswith("tinker://"):
-            raise ValueError("state_path is no tinker:// path")
-        int(str(state["policy_version"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"cannot be used: {type(error).__name__}: {error}"
-        raise BackendError(Problem(code="tinker.unusable-state", where=str(path), what=what, fix=fix)) from error
-    return state
 
 
 def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:

@@ -29,12 +29,12 @@ from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import declared_capabilities, resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.records.campaign_table import CampaignTable, PlanTable
+from retrain.records.campaign_table import OVERRIDING, CampaignTable, PlanTable, steps_per_run
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
 from retrain.records.tune_table import Range
 from retrain.run.check import check, check_run, value_rows, with_plugin_rows
-from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
+from retrain.run.configure import split_arguments
 from retrain.run.notices import unclipped
 from retrain.run.steps.controls import KEY as CONTROL
 from retrain.run.tables import read_config, registered_tables

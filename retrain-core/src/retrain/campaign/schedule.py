@@ -101,7 +101,12 @@ class Schedule:
             self._launch()
             self._collect()
             self._take_look()
-            self._take_follow_ups()
+            for followed in self._follow_ups.finished():
+                self._manifest.change_run(followed.run.name, followed_up=True)
+                self._manifest.change(**followed.fields)
+                if followed.error:
+                    self._manifest.change_run(followed.run.name, follow_up_error=followed.error)
+                    self._lines.say(f"  after {followed.run.name}: {followed.error}")
             self._manifest.save()
             self._lines.show({name: active.run for name, active in self._active.items()}, self._num_done)
             if self._active or self._follow_ups.num_open or self._queue:
@@ -281,14 +286,6 @@ class Schedule:
         self._manifest.change(first_done=first)
         if not self._manifest.run(run.name).get("followed_up"):
             self._follow_ups.submit(run, is_first=first == run.name)
-
-    def _take_follow_ups(self) -> None:
-        for followed in self._follow_ups.finished():
-            self._manifest.change_run(followed.run.name, followed_up=True)
-            self._manifest.change(**followed.fields)
-            if followed.error:
-                self._manifest.change_run(followed.run.name, follow_up_error=followed.error)
-                self._lines.say(f"  after {followed.run.name}: {followed.error}")
 
     def _stop_all(self) -> None:
         """Stop every run, wait for them, and kill those that do not end."""

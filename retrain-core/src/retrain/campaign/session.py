@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -81,7 +80,11 @@ def _session(
             lines.say(told, OUTCOME_LEVEL)
         return
     _say_head(campaign, folder, changed, lines)
-    launcher = _launcher(campaign, plugins)
+    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
+    name, options = campaign.table.launcher, campaign.table.launcher_options
+    launcher: Launcher = build_part(
+        Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options"
+    )
     stops, began = Stops(), time.monotonic()
     try:
         manifest = _manifest(campaign, plugins, runs, folder, changed)
@@ -144,15 +147,6 @@ def _device_notes(folder: CampaignFolder) -> list[str]:
     return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
 
 
-def _places(campaign: Campaign, plugins: Plugins, folder: Path) -> dict[str, Any]:
-    """Targets of the paths of the campaign and of each condition: its runs read the same inputs in later sessions."""
-    tables = registered_tables(plugins)
-    configs = [campaign.config, *(condition.config for condition in campaign.conditions)]
-    entries = [places_entry(config, tables, plugins, folder) for config in configs]
-    unique = {(*each["keys"], each["written"]): each for entry in reversed(entries) for each in reversed(entry["keys"])}
-    return {**entries[0], "keys": list(reversed(unique.values()))}
-
-
 def _manifest(
     campaign: Campaign, plugins: Plugins, runs: list[PlannedRun], folder: CampaignFolder, changed: ChangedRuns
 ) -> Manifest:
@@ -171,13 +165,18 @@ def _manifest(
     if devices := {label: each.entry[ENTRY] for label, each in folder.growth.devices.items()}:
         content["devices"] = content.get("devices", {}) | devices
     manifest = Manifest(folder.path, content)
+    # Targets of the paths of the campaign and of each condition: its runs read the same inputs in later sessions.
+    tables = registered_tables(plugins)
+    configs = [campaign.config, *(condition.config for condition in campaign.conditions)]
+    entries = [places_entry(config, tables, plugins, folder.path) for config in configs]
+    unique = {(*each["keys"], each["written"]): each for entry in reversed(entries) for each in reversed(entry["keys"])}
     manifest.change(
         status=State.RUNNING,
         parallel=campaign.table.parallel,
         max_workers=campaign.workers,
         launcher=campaign.table.launcher,
         runner_pid=os.getpid(),
-        paths=_places(campaign, plugins, folder.path),
+        paths={**entries[0], "keys": list(reversed(unique.values()))},
     )
     # Before `campaign.json`: a manifest that is ahead of it matches the campaign by its hash.
     manifest.save()
@@ -195,15 +194,6 @@ def _config_toml(campaign: Campaign, devices: Mapping[str, RunDevices]) -> str:
         if used := next((each.config.backend.devices for each in devices.values() if each.why), ""):
             tables["backend"]["devices"] = used
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
-
-
-def _launcher(campaign: Campaign, plugins: Plugins) -> Launcher:
-    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
-    name, options = campaign.table.launcher, campaign.table.launcher_options
-    launcher: Launcher = build_part(
-        Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options"
-    )
-    return launcher
 
 
 def _conclude(

@@ -91,7 +91,14 @@ def candidates(
         found = _matching(values, value)
         return [CompletionItem(prefix + item.value, item.type, item.help) if item.value else item for item in found]
     if typed.startswith("-"):
-        return _matching(_flags(options, keys), typed)
+        own = {max(option.opts, key=len): option.help or "" for option in options if not option.hidden}
+        own["--help"] = "Show help."
+        if keys:
+            from retrain.kernel.config.load import PARAM_FLAGS
+
+            own["--set"] = "Set TABLE.KEY=VALUE."
+            own |= {flag: f"NAME=VALUE for {path}." for flag, path in PARAM_FLAGS.items()}
+        return _matching(_items(own | {flag: key.description for flag, key in keys.items()}), typed)
     before = words[1:] if is_command else words
     arguments = [param for param in params if isinstance(param, click.Argument)]
     if takes_keys and not before:
@@ -170,17 +177,6 @@ def _values_of(
 
 def _names(plugins: Plugins, kind: Kind) -> list[Item]:
     return _items({entry.spec.name: entry.spec.summary for entry in plugins.registered(kind)})
-
-
-def _flags(options: Sequence[click.Option], keys: Mapping[str, Key]) -> list[Item]:
-    own = {max(option.opts, key=len): option.help or "" for option in options if not option.hidden}
-    own["--help"] = "Show help."
-    if keys:
-        from retrain.kernel.config.load import PARAM_FLAGS
-
-        own["--set"] = "Set TABLE.KEY=VALUE."
-        own |= {flag: f"NAME=VALUE for {path}." for flag, path in PARAM_FLAGS.items()}
-    return _items(own | {flag: key.description for flag, key in keys.items()})
 
 
 def _items(rows: Mapping[str, str]) -> list[Item]:

@@ -20,10 +20,10 @@ from pydantic import BaseModel
 from retrain.credit.configured_loss import capability_fields
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.plugins.dotted_path import module_of
 from retrain.kernel.plugins.first_party import promised_names, provider
 from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.requirements import required_packages
-from retrain.kernel.plugins.resolve import module_of
 from retrain.kernel.registry import Plugins, Registered
 from retrain.records.identity.code import module_file, part_file
 from retrain.run.check import DOTTED, Selected, selected_parts

@@ -79,7 +79,10 @@ class CreditAlgorithm:
             group_status(group) if self.flow.needs_verdict and not self.flow.trains_all else GroupStatus.INFORMATIVE
             for group in groups
         )
-        judged_P = [self._judged(group) for group in groups]
+        judged_P = [
+            tuple(c for c, score in zip(group.completions, group.scores, strict=True) if self._counts(score))
+            for group in groups
+        ]
         planning_P = self._planning(judged_P)
         sepa_lambda = self.controller.value(step) if self.controller else 0.0
         informative_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
@@ -121,9 +124,6 @@ class CreditAlgorithm:
 
     def _counts(self, score: Score) -> bool:
         return score.outcome is Outcome.SCORED or not self.flow.needs_verdict
-
-    def _judged(self, group: Group) -> tuple[Completion, ...]:
-        return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if self._counts(score))
 
     def _planning(self, judged_P: Sequence[Sequence[Completion]]) -> list[tuple[Mask, ...]]:
         if self.detector is None:

@@ -76,7 +76,14 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
     target = found.target
     # Without required arguments it cannot take a context, so it is a factory of the part.
     if not isinstance(target, spec) and callable(target) and not _positional(target):
-        target = _made(found, spec)
+        try:
+            target = found.target()
+        except RetrainError:
+            raise
+        except Exception as error:
+            what = f"{_kind(spec)} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}"
+            what += raised_at(error)
+            raise PluginError(Problem(code="plugin.raised", what=what, fix="correct that line")) from error
     if isinstance(target, spec):
         return target
     if not callable(target):
@@ -89,16 +96,6 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
 def wrong_shape(found: Found, spec: type, what: str, wanted: str) -> PluginError:
     what, fix = f"{_kind(spec)} {found.name!r} of {found.owner} {what}", f"make it {wanted}"
     return PluginError(Problem(code="plugin.wrong-shape", what=what, fix=fix))
-
-
-def _made(found: Found, spec: type) -> Any:
-    try:
-        return found.target()
-    except RetrainError:
-        raise
-    except Exception as error:
-        what = f"{_kind(spec)} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
-        raise PluginError(Problem(code="plugin.raised", what=what, fix="correct that line")) from error
 
 
 def _kind(spec: type) -> str:

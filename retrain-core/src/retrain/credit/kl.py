@@ -105,8 +105,7 @@ class KlShaper:
             return {}
         # Spread over the step, so that every group is about as likely to be measured.
         some = judged[:: min(STRIDE, len(judged))]
-        logs_A = map(difference, some, self._reference(some))
-        return means(list(logs_A), "kl")
+        return means(list(map(difference, some, self._reference(some))), "kl")
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ def assign_credit(
         advs_G, extra = _credit_group(group, episode_G, raw_G, pooled_G, flow, sepa_lambda)
         token_advs.append(advs_G)
         extras.append(extra)
-    metrics = _average(extras)
+    names = {name for extra in extras for name in extra}
+    metrics = {name: float(np.mean([extra[name] for extra in extras if name in extra])) for name in sorted(names)}
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
         # One threshold for the step, by the uncertainty before pooling: pooling makes execution tokens alike.
@@ -272,23 +273,33 @@ def _credit_group(
     compute = flow.whole or flow.transform.compute_context
     if compute is not None:
         advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward")
-        context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
-        return _run_context(
-            compute, context, f"{group.name}: {'algorithm' if flow.whole else 'transform'} {flow.name!r}"
+        # A stage that no distribution provides keeps its documented default strength in the context.
+        strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
+        context = TransformContext(
+            advantages_G=advantages_G,
+            rewards_G=np.asarray(group.rewards_G, dtype=np.float64),
+            logprobs_G=[np.asarray(logprobs, dtype=np.float64) for logprobs in group.logprobs_G],
+            uncertainties_G=raw_G,
+            planning_masks_G=[np.asarray(planning, dtype=np.bool_) for planning in group.planning_G],
+            entropies_G=group.entropies_G,
+            tokens_G=group.tokens_G if flow.needs_text else None,
+            texts_G=group.texts_G if flow.needs_text else None,
+            token_rewards_G=group.token_rewards_G if flow.needs_token_rewards else None,
+            sepa_lambda=sepa_lambda,
+            params=flow.params if flow.algorithm else flow.transform_params,
+            **{name: value for name, value in strengths.items() if value is not None},
         )
+        what = f"{group.name}: {'algorithm' if flow.whole else 'transform'} {flow.name!r}"
+        output = call_part(what, compute, context)
+        advs, metrics = (output.token_advs, output.metrics) if isinstance(output, TransformOutput) else (output, {})
+        for name, value in metrics.items():
+            as_numbers([value], 1, what=f"{what} metric {name!r}")
+        return tuple(as_arrays(advs, [len(u) for u in raw_G], what=what)), metrics
     advs_G = tuple(
         _spread(a, u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
         for i, (a, u, p) in enumerate(zip(episode_G, pooled_G, group.planning_G, strict=True))
     )
     return advs_G, {}
-
-
-def _run_context(compute: object, context: TransformContext, what: str) -> tuple[Arrays, Mapping[str, float]]:
-    output = call_part(what, compute, context)
-    advs, metrics = (output.token_advs, output.metrics) if isinstance(output, TransformOutput) else (output, {})
-    for name, value in metrics.items():
-        as_numbers([value], 1, what=f"{what} metric {name!r}")
-    return tuple(as_arrays(advs, [len(u) for u in context.uncertainties_G], what=what)), metrics
 
 
 def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:
@@ -320,27 +331,6 @@ def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, 
     return advs_T
 
 
-def _context(
-    group: CreditGroup, advantages_G: Floats, uncertainties_G: Arrays, flow: CreditFlow, sepa_lambda: float
-) -> TransformContext:
-    # A stage that no distribution provides keeps its documented default strength in the context.
-    strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
-    return TransformContext(
-        advantages_G=advantages_G,
-        rewards_G=np.asarray(group.rewards_G, dtype=np.float64),
-        logprobs_G=[np.asarray(logprobs, dtype=np.float64) for logprobs in group.logprobs_G],
-        uncertainties_G=uncertainties_G,
-        planning_masks_G=[np.asarray(planning, dtype=np.bool_) for planning in group.planning_G],
-        entropies_G=group.entropies_G,
-        tokens_G=group.tokens_G if flow.needs_text else None,
-        texts_G=group.texts_G if flow.needs_text else None,
-        token_rewards_G=group.token_rewards_G if flow.needs_token_rewards else None,
-        sepa_lambda=sepa_lambda,
-        params=flow.params if flow.algorithm else flow.transform_params,
-        **{name: value for name, value in strengths.items() if value is not None},
-    )
-
-
 def _mask(
     advs: Sequence[Arrays], uncertainties: Sequence[Arrays], trained: Sequence[bool], threshold: float
 ) -> tuple[list[Arrays], dict[str, float]]:
@@ -354,8 +344,3 @@ def _mask(
     # An infinite threshold keeps every token, and JSON has no number for it.
     metrics = {"entropy_mask_fraction": kept / total if total else 1.0}
     return masked, metrics | ({"entropy_mask_threshold": threshold} if np.isfinite(threshold) else {})
-
-
-def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = {name for extra in extras for name in extra}
-    return {name: float(np.mean([extra[name] for extra in extras if name in extra])) for name in sorted(names)}

@@ -142,7 +142,12 @@ def solve(
         elif context_length is not None and length > context_length:
             left_out[BEYOND] += 1
         else:
-            rows[prompt.example.id] = _row(prompt, [*tokens, end_of_turn])
+            tokens_T = np.concatenate([prompt.tokens_T, np.asarray([*tokens, end_of_turn], dtype=np.int64)])
+            action_T = np.arange(len(tokens_T)) >= len(prompt.tokens_T)
+            ones_T = action_T.astype(np.float64)
+            rows[prompt.example.id] = TrainRow(
+                tokens_T=tokens_T, action_T=action_T, logprobs_T=np.zeros(len(tokens_T)), advantages_T=ones_T
+            )
     if not rows:
         found = ", ".join(f"{count} {cause}" for cause, count in left_out.items()) or "there are no examples"
         columns = sorted({name for prompt in prompts for name in prompt.example.info})
@@ -183,13 +188,6 @@ def _answer(example: Example, column: str) -> str:
     found = example.reference if column == REFERENCE else example.info.get(column)
     is_text = isinstance(found, str | int | float) and not isinstance(found, bool)
     return str(found).strip() if is_text else ""
-
-
-def _row(prompt: Prompt, answer: Sequence[int]) -> TrainRow:
-    tokens_T = np.concatenate([prompt.tokens_T, np.asarray(answer, dtype=np.int64)])
-    action_T = np.arange(len(tokens_T)) >= len(prompt.tokens_T)
-    ones_T = action_T.astype(np.float64)
-    return TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=np.zeros(len(tokens_T)), advantages_T=ones_T)
 
 
 def _configured_stops(config: Config, plugins: Plugins) -> set[int]:

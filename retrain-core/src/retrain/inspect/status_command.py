@@ -17,7 +17,7 @@ from rich.text import Text
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import number
-from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, Overview, progress_text, scan
+from retrain.records.runs.campaign_status import CampaignRun, Overview, progress_text, scan
 from retrain.records.runs.run_status import RunStatus
 from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
@@ -147,7 +147,15 @@ def _print(overview: Overview) -> None:
 def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
     try:
         if is_redrawable(sys.stdout) and not as_json:
-            _follow_live(look, interval_s)
+            from rich.live import Live
+
+            # A missing folder must be reported before the screen is cleared.
+            first = look()
+            console = Console(highlight=False)
+            with Live(picture(first, console.width), console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval_s)
+                    live.update(picture(look(), console.width), refresh=True)
         while True:
             if as_json:
                 click.echo(json.dumps(look().as_data(), allow_nan=False))
@@ -156,18 +164,6 @@ def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
             time.sleep(interval_s)
     except KeyboardInterrupt:
         return
-
-
-def _follow_live(look: Look, interval_s: float) -> None:
-    from rich.live import Live
-
-    # A missing folder must be reported before the screen is cleared.
-    first = look()
-    console = Console(highlight=False)
-    with Live(picture(first, console.width), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval_s)
-            live.update(picture(look(), console.width), refresh=True)
 
 
 # The status of runs and campaigns as tables.
@@ -191,7 +187,15 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
     parts: list[RenderableType] = [Text(banner, style="bold")]
     for campaign in overview.campaigns:
         head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
-        parts += [Text(), head.append(f"  {progress_text(campaign)}", style="default"), _matrix(campaign)]
+        table = rich_table(("condition", *(f"s{seed}" for seed in campaign.seeds)))
+        for condition in campaign.conditions:
+            cells = []
+            for run in (campaign.run_of(condition, seed) for seed in campaign.seeds):
+                rate = run.status.held_out_rate if run and run.status else None
+                shown = "" if rate is None else f" {percent(rate)}"
+                cells.append(_progress(run).append(shown, style="default"))
+            table.add_row(Text(printable(condition)), *cells)
+        parts += [Text(), head.append(f"  {progress_text(campaign)}", style="default"), table]
         parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path, is_narrow)]
     if overview.runs:
         parts += [Text(), _table(overview, is_narrow)]
@@ -270,18 +274,6 @@ def _table(overview: Overview, is_narrow: bool) -> Table:
             continue
         numbers = decimal(run.mean_reward, 3), decimal(run.loss, 4), duration(run.wall_time_s)
         table.add_row(*head, *numbers, Text(printable(run.condition)))
-    return table
-
-
-def _matrix(campaign: CampaignStatus) -> Table:
-    table = rich_table(("condition", *(f"s{seed}" for seed in campaign.seeds)))
-    for condition in campaign.conditions:
-        cells = []
-        for run in (campaign.run_of(condition, seed) for seed in campaign.seeds):
-            rate = run.status.held_out_rate if run and run.status else None
-            shown = "" if rate is None else f" {percent(rate)}"
-            cells.append(_progress(run).append(shown, style="default"))
-        table.add_row(Text(printable(condition)), *cells)
     return table
 
 

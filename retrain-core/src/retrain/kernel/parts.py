@@ -160,7 +160,8 @@ class Stops(Protocol):
 class Records(Protocol):
     """Writes a run to disk; nothing is ever visible half-written."""
 
-    path: Path
+    @property
+    def path(self) -> Path: ...
 
     def write_completions(
         self,

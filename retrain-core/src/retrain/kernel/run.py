@@ -124,8 +124,7 @@ class Trainer:
         run = self.run
         with run.stops.shield():
             run.enter(run.progress.step, "checkpoint")
-            folder = run.records.save(name, self._last)
-            run.notify("retrain_save_state", name=name, folder=folder)
+            run.notify("retrain_save_state", name=name, folder=run.records.save(name, self._last))
             # Last, because a forced exit before this point cannot be resumed.
             run.stops.may_resume()
 

@@ -26,6 +26,7 @@ CONDITIONS = [
     {"advantage_mode": "maxrl", "transform_mode": "gtpo_sepa"},
 ]
 SEED_END = 2**31
+OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 
 
 class PlanTable(Table):
@@ -195,3 +196,11 @@ class CampaignTable(Table):
         if self.factors and (self.conditions != CONDITIONS or self.lr_factors):
             raise ValueError("factors make all conditions: remove conditions and lr_factors")
         return self
+
+
+def steps_per_run(config: Config) -> int:
+    """`[campaign] max_steps`, unless only `[training]` sets it or the command line does."""
+    own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
+    is_base = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
+    steps = config.training.max_steps
+    return steps if is_base and own.layer not in OVERRIDING else config.table("campaign", CampaignTable).max_steps

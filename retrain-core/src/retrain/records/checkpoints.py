@@ -67,7 +67,13 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _check_space(folder)
+        newest: Sequence[Path] = checkpoint_folders(folder)[:1]
+        wanted = sum(file.stat().st_size for path in newest for file in path.rglob("*") if file.is_file()) + SPARE_BYTES
+        free = shutil.disk_usage(folder).free
+        if free < wanted:
+            what = f"a checkpoint needs about {wanted // 2**20} MiB in {folder}, and {free // 2**20} MiB are free"
+            fix = "free some space, or set [training] keep_last; earlier checkpoints are intact"
+            raise CheckpointError(Problem(code="checkpoint.no-space", what=what, fix=fix))
         write_folder(folder / name, write)
     except OSError as error:
         raise _unwritten(folder / name, error.strerror or str(error)) from error
@@ -199,16 +205,6 @@ def _is_only(path: Path) -> bool:
 
 def _original(path: Path) -> Path:
     return path.with_name(path.name.removeprefix(".").removesuffix(path.suffix))
-
-
-def _check_space(folder: Path) -> None:
-    newest: Sequence[Path] = checkpoint_folders(folder)[:1]
-    wanted = sum(file.stat().st_size for path in newest for file in path.rglob("*") if file.is_file()) + SPARE_BYTES
-    free = shutil.disk_usage(folder).free
-    if free < wanted:
-        what = f"a checkpoint needs about {wanted // 2**20} MiB in {folder}, and {free // 2**20} MiB are free"
-        fix = "free some space, or set [training] keep_last; earlier checkpoints are intact"
-        raise CheckpointError(Problem(code="checkpoint.no-space", what=what, fix=fix))
 
 
 def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:

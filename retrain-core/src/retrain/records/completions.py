@@ -20,7 +20,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, Turns, num_correct
+from retrain.kernel.types import Completion, Floats, Group, Mask, Outcome, Score, Tokens, Turns, num_correct
 from retrain.records.files import new_digest, write_bytes
 from retrain.records.reading import number
 from retrain.records.record_names import token_file
@@ -44,16 +44,21 @@ def generation_records(
         for index, (completion, raw, score, token_credit) in enumerate(pairs):
             # A completion counts with a verdict, or with credit that needs none.
             is_in_loss = not token_credit.is_masked and (score.value is not None or token_credit.advantages_A.any())
+            parts: dict[str, Any] = {}
+            if completion.answer is not None:
+                parts = {"reasoning": completion.reasoning, "answer": completion.answer}
+            # The difficulty that the example states, in the first of these columns.
+            found = next((each for name in DIFFICULTY if (each := group.example.info.get(name)) is not None), None)
             records.append(
                 {
                     "step": step,
                     "group": at,
                     "index": index,
                     "example_id": group.example.id,
-                    **_difficulty(group.example),
+                    **({"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}),
                     "prompt": text,
                     "completion": completion.text,
-                    **({} if completion.answer is None else _parts(completion)),
+                    **parts,
                     "reference": group.example.reference,
                     **_score_fields(raw),
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
@@ -111,16 +116,6 @@ def turns_of(record: Mapping[str, Any]) -> Turns:
     """Return the turns in a record of `generation_records`."""
     found = record.get("by_turn", {"lengths": [record["num_tokens"]]})
     return Turns(**{name: tuple(values) for name, values in found.items()})
-
-
-def _parts(completion: Completion) -> dict[str, Any]:
-    return {"reasoning": completion.reasoning, "answer": completion.answer}
-
-
-def _difficulty(example: Example) -> dict[str, Any]:
-    """Return the difficulty that the example states, in the first of these columns; nothing otherwise."""
-    found = next((each for name in DIFFICULTY if (each := example.info.get(name)) is not None), None)
-    return {"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}
 
 
 def _score_fields(score: Score) -> dict[str, Any]:

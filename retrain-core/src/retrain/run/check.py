@@ -18,7 +18,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.plugins.first_party import promised_default, promised_options
-from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
+from retrain.kernel.plugins.resolve import declared_capabilities, problem_with, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
 from retrain.records.identity.inputs import CODE, PARAMS, declared_sorts
@@ -175,6 +175,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         for path in (f"{table}.{name}" for name, sort in declared_sorts(entry.model).items() if sort == CODE):
             module = str(config.value(path, ""))
             if module and not module.endswith(".py"):
+                from retrain.kernel.plugins.dotted_path import ambiguity  # few runs name a module
+
                 found.append(ambiguity(f"module {module!r}", module, where=config.place(path)))
     return [problem for problem in found if problem is not None]
 
@@ -291,14 +293,6 @@ def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
     return {name: value for name, value in config.backend.options.items() if name not in foreign}
 
 
-def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
-    """The backend's options that a resumed run may change: `free_on_resume` in the model it declares."""
-    entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    model = entries[0].spec.load_params() if len(entries) == 1 else None
-    keys = keys_of("backend.options", model) if model else ()
-    return frozenset(key.name for key in keys if key.free_on_resume)
-
-
 def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
     """The given options that only another backend declares: that backend and its default."""
     chosen = config.backend.backend
@@ -381,9 +375,8 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 
 def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Identity:
     """Identity of a run with this configuration: code, data, model files, plugins."""
-    named = [part.name for part in selected_parts(config, plugins, tables) if part.source == DOTTED]
-    modules = [module_of(name, config.plugins.search_paths) for name in named]
-    return collect_identity(config, plugins, tables, dotted=filter(None, modules))
+    dotted = [part.name for part in selected_parts(config, plugins, tables) if part.source == DOTTED]
+    return collect_identity(config, plugins, tables, dotted)
 
 
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:

@@ -12,12 +12,11 @@ from typing import Any
 from retrain.credit.flow import CreditFlow
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting, TableEntry, all_keys
-from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.declared import ConfigClaim
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.records.campaign_table import CampaignTable
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.check import check, check_run
 from retrain.run.tables import read_config, registered_tables
@@ -26,7 +25,6 @@ from retrain.text.secrets import hide_arguments
 DEFAULT_FILE = Path("retrain.toml")
 MODEL, TASKS = "--model", {"--data-source", "--environment-provider"}
 RESUMES = {"--resume", "--resume-from"}
-OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +57,12 @@ def load_file(
     settings: Sequence[Setting] = (),
 ) -> Checked:
     """Load as `load_checked` does, from this file or its tables (None: the defaults); `settings` override all."""
-    tables = registered_tables(plugins)
+    tables = registered_tables(plugins, of_one_run=starts_run)
     config, flow, problems = _load(file, overrides, plugins, tables, settings, will_run=will_run)
+    if starts_run and problems:
+        # A table or flag may be unknown only because it belongs to a campaign.
+        tables = registered_tables(plugins)
+        config, flow, problems = _load(file, overrides, plugins, tables, settings, will_run=will_run)
     if starts_run and flow is not None:
         problems += check_run(config, plugins, flow)
     if problems or flow is None:
@@ -148,17 +150,3 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
         if word == flag and index + 1 < len(words):
             return words[index + 1]
     return ""
-
-
-def steps_per_run(config: Config) -> int:
-    """`[campaign] max_steps`, unless only `[training]` sets it or the command line does."""
-    own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
-    is_base = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
-    steps = config.training.max_steps
-    return steps if is_base and own.layer not in OVERRIDING else config.table("campaign", CampaignTable).max_steps
-
-
-def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
-    """Number of evaluations of a run: before the first step, after every `every` steps, and after the last."""
-    between = (max_steps - 1) // every - steps_done // every if every else 0
-    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)

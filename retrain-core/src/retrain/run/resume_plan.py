@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from retrain.kernel.config.keys import Key
+from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
@@ -26,7 +26,7 @@ from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import parse_record, read_steps, table_of, time_now
 from retrain.records.record_names import TOKEN_FILES, token_file
 from retrain.records.run import RESUMES, Run, resumes
-from retrain.run.check import backend_options, free_options
+from retrain.run.check import backend_options
 from retrain.run.steps.updates import Course
 from retrain.text.terminal_text import printable
 
@@ -224,7 +224,7 @@ def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
 def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], plugins: Plugins) -> list[Difference]:
     before, now = manifest.get("config", {}), public_values(config)
     found, course = [], Course.of(config)
-    free, free_names = interchangeable(config, manifest, plugins), free_options(config, plugins)
+    free, free_names = interchangeable(config, manifest, plugins), _free_options(config, plugins)
     for key in keys:
         # A falling rate depends on the number of steps, so another number contradicts the steps already taken.
         is_course = key.path == STEPS and course.falls
@@ -264,3 +264,11 @@ def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugin
         return frozenset()
     is_same = then.kept_on_resume(before.get("devices", "")) == now.kept_on_resume(config.backend.devices)
     return PATHS if is_same else frozenset()
+
+
+def _free_options(config: Config, plugins: Plugins) -> frozenset[str]:
+    """The backend's options that a resumed run may change: `free_on_resume` in the model it declares."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    model = entries[0].spec.load_params() if len(entries) == 1 else None
+    keys = keys_of("backend.options", model) if model else ()
+    return frozenset(key.name for key in keys if key.free_on_resume)

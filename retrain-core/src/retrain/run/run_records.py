@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,19 @@ FULL_KEPT = 2
 CONTROLLER = "controller"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RunRecords:
     """Writes the records of a run to its folder; see `retrain.kernel.parts.Records`."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        parts: Parts,
-        progress: Progress,
-        view: RunView,
-        give_up: Callable[[RetrainError], None],
-    ) -> None:
-        self.path = folder.path
-        self._folder = folder
-        self._give_up = give_up
-        self._parts = parts
-        self._progress = progress
-        self._view = view
+    _folder: RunFolder
+    _parts: Parts
+    _progress: Progress
+    _view: RunView
+    _give_up: Callable[[RetrainError], None]
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
 
     def write_completions(
         self,
@@ -93,7 +89,6 @@ class RunRecords:
 
     def _notice_loss(self, *, for_checkpoint: bool = False) -> None:
         if failure := self._folder.leave_if_lost(for_checkpoint=for_checkpoint):
-            self.path = self._folder.path
             self._give_up(failure)
 
     def _summary(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,8 +143,7 @@ def _session(
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
             resume_collector()
             with folder, interrupts.installed():
-                is_restored = bool(plan and plan.checkpoint)
-                _train(run, folder, manifest, is_restored=is_restored)
+                _train(run, folder, manifest, is_restored=bool(plan and plan.checkpoint))
     finally:
         if folder:
             folder.close()

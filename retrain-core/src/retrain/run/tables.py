@@ -24,10 +24,15 @@ COPIED_CODE = "inputs/code"  # below a run, as `identity.copies` writes it
 NAMES = "{names}"  # in the description of a key: the registered names of its kind
 
 
-def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
-    """The config tables of all plugins, by name; one that cannot be imported is kept as a load failure."""
+def registered_tables(plugins: Plugins, *, of_one_run: bool = False) -> dict[str, TableEntry]:
+    """The config tables of all plugins, by name; one that cannot be imported is kept as a load failure.
+
+    `of_one_run`: without tables about many runs, such as [campaign], whose models a single run need not load.
+    """
     tables: dict[str, TableEntry] = {}
     for entry in plugins.registered(Kind.CONFIG_TABLE):
+        if of_one_run and _traits(entry).starts_runs:
+            continue
         model = _model(entry, plugins)
         if model is not None and entry.spec.name not in tables:
             tables[entry.spec.name] = _extended(entry, model, plugins)

@@ -165,7 +165,15 @@ class Conversation:
         text = f"{question}\n{self._instruction}" if self._instruction else question
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         try:
-            tokens_T = self._encoded(turn)
+            source = self._source
+            arguments = template_args(source.config, source.tokenizer)
+            (ids,) = encode([self._with_system(turn)], source.tokenizer, arguments, names=["the conversation"])
+            if self._limit is not None and len(ids) >= self._limit:
+                what = f"the conversation has {len(ids)} tokens, and the context of the model is {self._limit}"
+                raise ConfigError(
+                    Problem(code="chat.too-long", what=what, fix="start again with /reset, or send a shorter message")
+                )
+            tokens_T = np.asarray(ids, dtype=np.int64)
             answers = [self._answer(*voice, tokens_T) for voice in self._voices]
         except RetrainError as error:
             _say(str(error))
@@ -201,17 +209,6 @@ class Conversation:
 
     def _with_system(self, turn: Sequence[Message]) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *turn]
-
-    def _encoded(self, turn: Sequence[Message]) -> Tokens:
-        source = self._source
-        arguments = template_args(source.config, source.tokenizer)
-        (ids,) = encode([self._with_system(turn)], source.tokenizer, arguments, names=["the conversation"])
-        if self._limit is not None and len(ids) >= self._limit:
-            what = f"the conversation has {len(ids)} tokens, and the context of the model is {self._limit}"
-            raise ConfigError(
-                Problem(code="chat.too-long", what=what, fix="start again with /reset, or send a shorter message")
-            )
-        return np.asarray(ids, dtype=np.int64)
 
     def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
         self._source.use(folder)

@@ -118,7 +118,19 @@ def _check_options(form: str | None, out: Path | None, dtype: str, repo: str | N
 
 def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, Any], list[str]]:
     if out is None:  # vLLM's only
-        run = _vllm_line(whole)
+        base = whole.located_base
+        words = ["vllm", "serve", whole.plugins.locate_model(base) or base]
+        if adapter := whole.adapter:
+            document = read_object(adapter / ADAPTER_CONFIG)
+            rank = int(document.get("r", 0))
+            fits = next((known for known in VLLM_RANKS if known >= rank), None)
+            if document.get("use_dora") or fits is None:
+                kind = "DoRA" if document.get("use_dora") else f"an adapter of rank {rank}"
+                what = f"vLLM does not serve {kind}, so it has to be merged"
+                raise usage_error(code="export.needs-merging", what=what, fix="add --out DIR")
+            name = (whole.subject.run or adapter).resolve().name
+            words += ["--enable-lora", "--max-lora-rank", str(fits), "--lora-modules", f"{name}={adapter.resolve()}"]
+        run = shlex.join(words)
         data: dict[str, Any] = {"format": "vllm", "subject": whole.subject.named, "run": run}
         data["lines"] = [f"{whole.subject.label}: nothing to write"]
         return data, [*data["lines"], "run it:", f"  {run}"]
@@ -163,20 +175,3 @@ def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
             out.rmdir()
         made.rename(out)
     return written
-
-
-def _vllm_line(whole: WholeModel) -> str:
-    """Return the command line with which vLLM serves an unmerged LoRA adapter."""
-    base = whole.located_base
-    words = ["vllm", "serve", whole.plugins.locate_model(base) or base]
-    if adapter := whole.adapter:
-        document = read_object(adapter / ADAPTER_CONFIG)
-        rank = int(document.get("r", 0))
-        fits = next((known for known in VLLM_RANKS if known >= rank), None)
-        if document.get("use_dora") or fits is None:
-            kind = "DoRA" if document.get("use_dora") else f"an adapter of rank {rank}"
-            what = f"vLLM does not serve {kind}, so it has to be merged"
-            raise usage_error(code="export.needs-merging", what=what, fix="add --out DIR")
-        name = (whole.subject.run or adapter).resolve().name
-        words += ["--enable-lora", "--max-lora-rank", str(fits), "--lora-modules", f"{name}={adapter.resolve()}"]
-    return shlex.join(words)

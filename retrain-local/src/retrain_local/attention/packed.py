@@ -143,19 +143,16 @@ class PaddedAttend:
         is_causal = scores.window is None and scores.chunk is None
         if is_plain and self._buckets[number].prefix_SP is None and is_causal:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **given)
-        mask = self._mask(number, q.dtype, scores.window, scores.chunk)
+        # 0 for a visible key and -inf for others: [segments or 1, 1, queries, prefix + keys].
+        key = number, q.dtype, scores.window, scores.chunk
+        if key not in self._masks:
+            seen = self._buckets[number].seen(scores.window, scores.chunk)
+            mask = torch.zeros(seen.shape, dtype=q.dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+            self._masks[key] = mask[:, None]
+        mask = self._masks[key]
         if is_plain:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
         return dense_attention(q, k, v, mask, scores)
-
-    def _mask(self, number: int, dtype: torch.dtype, window: int | None, chunk: int | None) -> Tensor:
-        """Return 0 for a visible key and -inf for others, [segments or 1, 1, queries, prefix + keys]."""
-        key = number, dtype, window, chunk
-        if key not in self._masks:
-            seen = self._buckets[number].seen(window, chunk)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
-            self._masks[key] = mask[:, None]
-        return self._masks[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

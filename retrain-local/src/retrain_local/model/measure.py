@@ -49,7 +49,11 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         if not config.architectures:  # sizes from a table or a command, not from a model's own file
             return None
         text = config.get_text_config(decoder=True) if is_whole(config) else text_config(config) or config
-        kinds = _kinds(text)
+        # The differences between layers, for each of them.
+        first, last = (getattr(text, name, None) or 0 for name in (FIRST_DENSE, LAST_SHARED))
+        count = text.num_hidden_layers
+        places = [(number < first, number >= count - last) for number in range(count)]
+        kinds = list(zip(*_lists(text).values(), places, strict=True))
         with torch.device("meta"):
             whole = built(config, text)
         adapted = _adapted(whole)
@@ -105,14 +109,6 @@ def _lists(text: Any) -> dict[str, list[Any]]:
         for name, value in vars(text).items()
         if isinstance(value, list) and len(value) == text.num_hidden_layers
     }
-
-
-def _kinds(text: Any) -> list[Any]:
-    """Return what differs between layers, for each of them."""
-    first, last = (getattr(text, name, None) or 0 for name in (FIRST_DENSE, LAST_SHARED))
-    count = text.num_hidden_layers
-    places = [(number < first, number >= count - last) for number in range(count)]
-    return list(zip(*_lists(text).values(), places, strict=True))
 
 
 def _times(kinds: list[Any]) -> dict[int, int]:

@@ -90,10 +90,7 @@ class Episode:
         self.changed()
         action = await future
         self.turns += 1
-        return self._completion(action, bool(schemas))
-
-    def _completion(self, action: Action, has_tools: bool) -> dict[str, Any]:
-        content, calls = parse_tool_calls(action.text) if has_tools else (action.text, ())
+        content, calls = parse_tool_calls(action.text) if bool(schemas) else (action.text, ())
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reason = "stop"
         if calls:

@@ -33,7 +33,14 @@ def begin(memory_bytes: int, cpu_s: int, file_bytes: int) -> int:
     sys.argv[:] = ["program.py"]
     channel = os.dup(0)
     _detach()
-    _limit(memory_bytes, cpu_s, file_bytes)
+    import resource
+
+    limits = {"AS": memory_bytes, "CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": 64, "CORE": 0}
+    for name, size in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))
+        except (ValueError, OSError):  # macOS knows no limit of the address space; a lower one may hold already
+            continue
     send(channel, b"here")
     return channel
 
@@ -44,17 +51,6 @@ def _detach() -> None:
         os.dup2(nothing, descriptor)
     if nothing > 2:
         os.close(nothing)
-
-
-def _limit(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
-    import resource
-
-    limits = {"AS": memory_bytes, "CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": 64, "CORE": 0}
-    for name, size in limits.items():
-        try:
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))
-        except (ValueError, OSError):  # macOS knows no limit of the address space; a lower one may hold already
-            continue
 
 
 def prepare() -> None:

@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.run.configure import evaluations
 from retrain.tools import capacity
 from retrain.tools.capacity import workload
 from retrain.tools.capacity.advice import hint
 from retrain.tools.capacity.forecast import Past, past_runs, run_time
 from retrain.tools.capacity.watch import FEWEST_STEPS, RECENT_STEPS, CapacityWatch, Meter
-from retrain.tools.capacity.workload import Schedule, schedule_of, workload_of
+from retrain.tools.capacity.workload import Schedule, evaluations, schedule_of, workload_of
 
 HERE = {"machine": platform.machine(), "cores": os.cpu_count()}
 MEASURED = {"median_step_time_s": 2.0, "peak_memory_bytes": 1000, "memory_at_start_bytes": 400}

@@ -124,7 +124,15 @@ class _Reader:
                 return self.text(value, texts)
             case ast.Call() if (returned := self._returned(node)) and len(returned) <= MOST_CHARS:
                 return returned
-        return _placeholder(node)
+        # A placeholder that is named after the first variable of the expression.
+        nodes = list(ast.walk(node))
+        named = [each for each in nodes if isinstance(each, ast.Attribute | ast.Name)]
+        names = [each.attr if isinstance(each, ast.Attribute) else each.id for each in named]
+        called = {
+            each.func.attr for each in nodes if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        }
+        skipped = FORMATTING | called
+        return f"{{{next((name for name in names if name not in skipped and not hasattr(builtins, name)), '...')}}}"
 
     def _returned(self, call: ast.Call) -> str:
         """Return the texts that a function of the module can return; empty if they have no word."""
@@ -190,13 +198,3 @@ def _alternatives(texts: Iterable[str]) -> str:
 
 def _has_word(text: str) -> bool:
     return bool(re.search(r"\w", WITHIN.sub("", text)))
-
-
-def _placeholder(node: ast.expr) -> str:
-    """Return a placeholder that is named after the first variable of an expression."""
-    nodes = list(ast.walk(node))
-    named = [each for each in nodes if isinstance(each, ast.Attribute | ast.Name)]
-    names = [each.attr if isinstance(each, ast.Attribute) else each.id for each in named]
-    called = {each.func.attr for each in nodes if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
-    skipped = FORMATTING | called
-    return f"{{{next((name for name in names if name not in skipped and not hasattr(builtins, name)), '...')}}}"

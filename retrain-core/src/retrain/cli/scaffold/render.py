@@ -21,8 +21,8 @@ from typing import Any
 
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.dotted_path import candidate_files
 from retrain.kernel.plugins.first_party import provider
-from retrain.kernel.plugins.resolve import candidate_files
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.kernel.version import __version__

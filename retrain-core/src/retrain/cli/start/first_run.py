@@ -28,9 +28,10 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens, TrainBatch, TrainRow
 from retrain.run.backend import build_backend, choose_devices
-from retrain.run.configure import evaluations, load_checked
+from retrain.run.configure import load_checked
 from retrain.run.opened import run_context
 from retrain.text.amounts import counted
+from retrain.tools.capacity.workload import evaluations
 
 # Targets for the user are 3 and 30 minutes; the rest is for longer answers, checkpoints and a busier machine.
 FIRST_STEP_S, RUN_S, TOO_LONG_S = 150.0, 1500.0, 1800.0

@@ -220,7 +220,17 @@ def _tallies(
     found[Cause.TRAINED] = Tally(
         tokens=trained.tokens - known, completions=(trained.completions or 0) - int(is_known_N.sum())
     )
-    unrecorded, note = _unrecorded(drawn, recorded)
+    # Tokens of steps' lines that no stored completion has; with a note where a line has fewer.
+    steps, inverse = np.unique(drawn.step_N, return_inverse=True)
+    sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
+    stored = dict(zip(steps.tolist(), sums.tolist(), strict=False))
+    unrecorded, odd = 0, 0
+    for step, tokens in recorded.facts.sampled_tokens.items():
+        if tokens is not None:
+            # Runs may store only some completions of a step, but never more than it sampled.
+            unrecorded += max(0, tokens - stored.get(step, 0))
+            odd += tokens < stored.get(step, 0)
+    note = f"{odd:,} steps have more tokens in their completions than in their line" if odd else ""
     found[Cause.UNRECORDED] = Tally(tokens=unrecorded)
     found[Cause.EVALUATION] = Tally(tokens=recorded.eval_tokens or 0)
     return {cause: tally for cause, tally in found.items() if tally.tokens or tally.completions}, note
@@ -237,20 +247,6 @@ def _by_step(drawn: Drawn, cause_N: Ints, taught_N: Ints) -> tuple[Ints, Ints]:
         tokens_SC[:, CAUSES.index(Cause.ZERO_CREDIT)], step_N, np.where(is_trained_N, drawn.tokens_N - taught_N, 0)
     )
     return steps_S, tokens_SC
-
-
-def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
-    """Count tokens of steps' lines that no stored completion has; with a note where a line has fewer."""
-    steps, inverse = np.unique(drawn.step_N, return_inverse=True)
-    sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
-    stored = dict(zip(steps.tolist(), sums.tolist(), strict=False))
-    lacking, odd = 0, 0
-    for step, tokens in recorded.facts.sampled_tokens.items():
-        if tokens is not None:
-            # Runs may store only some completions of a step, but never more than it sampled.
-            lacking += max(0, tokens - stored.get(step, 0))
-            odd += tokens < stored.get(step, 0)
-    return lacking, f"{odd:,} steps have more tokens in their completions than in their line" if odd else ""
 
 
 def try_account(candidate: Candidate) -> Account | str:

@@ -147,7 +147,13 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
                 )
             draft.set(key.path, value, origin)
             return
-    draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
+    own = [key.name for key in draft.keys.values() if key.table == table]
+    near = get_close_matches(name, own)
+    elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
+    fix = f"{name!r} belongs to [{elsewhere[0].table}]" if elsewhere else f"use one of: {', '.join(own)}"
+    fix = draft.table_hint(f"{table}.{name}") or (f"did you mean {near[0]!r}?" if near else fix)
+    where = f"{origin} [{table}] {name}"
+    draft.problems.append(Problem(code="config.unknown-key", where=where, what="unknown key", fix=fix))
 
 
 def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
@@ -161,15 +167,6 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
     hint = draft.table_hint(table)
     fix = hint if hint else f"did you mean [{near[0]}]?" if near else f"use one of: {known}"
     return Problem(code="config.unknown-table", where=f"{place} [{table}]", what="unknown table", fix=fix)
-
-
-def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
-    own = [key.name for key in draft.keys.values() if key.table == table]
-    near = get_close_matches(name, own)
-    elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
-    fix = f"{name!r} belongs to [{elsewhere[0].table}]" if elsewhere else f"use one of: {', '.join(own)}"
-    fix = draft.table_hint(f"{table}.{name}") or (f"did you mean {near[0]!r}?" if near else fix)
-    return Problem(code="config.unknown-key", where=place, what="unknown key", fix=fix)
 
 
 def _apply(draft: _Draft, override: Override) -> None:
@@ -323,7 +320,13 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
             )
             continue
         if flag not in flags and flag not in PARAM_FLAGS and flag != "--set":
-            problems.append(_unknown_flag(flag, flags))
+            # `--schedule` and `--optimizer-schedule` both name the key behind the flag `--optim-schedule`.
+            wanted = flag.removeprefix("--").replace("-", "_")
+            near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
+            # Below difflib's usual 0.6, because a missing prefix changes much of a short flag.
+            near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
+            fix = f"did you mean {' or '.join(near)}?" if near else "see `retrain explain --keys`"
+            problems.append(Problem(code="config.unknown-flag", where=HERE, what=f"unknown flag {flag}", fix=fix))
             if not equals and rest and not rest[0].startswith("--"):
                 # The word after an unknown flag is its value: one problem, not two.
                 rest.pop(0)
@@ -362,13 +365,3 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
     near = get_close_matches(name, paths)
     what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-key", where=HERE, what=what, fix=fix)
-
-
-def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
-    # `--schedule` and `--optimizer-schedule` both name the key behind the flag `--optim-schedule`.
-    wanted = flag.removeprefix("--").replace("-", "_")
-    near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
-    # Below difflib's usual 0.6, because a missing prefix changes much of a short flag.
-    near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
-    what, fix = f"unknown flag {flag}", f"did you mean {' or '.join(near)}?" if near else "see `retrain explain --keys`"
-    return Problem(code="config.unknown-flag", where=HERE, what=what, fix=fix)

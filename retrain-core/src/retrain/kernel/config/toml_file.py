@@ -8,6 +8,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from io import BufferedReader, TextIOWrapper
@@ -178,11 +179,9 @@ def parse_free(text: str) -> Any:
     # `json.loads` would make numbers of NaN and Infinity, but no record may hold them.
     if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
         return text
-    try:
-        return json.loads(lowered if lowered in ("true", "false") else text)
     # Also raised for thousands of digits and for thousands of brackets.
-    except (ValueError, RecursionError):
-        pass
+    with suppress(ValueError, RecursionError):
+        return json.loads(lowered if lowered in ("true", "false") else text)
     try:
         # `.5` and `1.` are numbers to a person, but not to JSON.
         return float(text) if any(c in text for c in ".eE") else text

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -198,14 +198,12 @@ def held_out_line(run: Run, last: Mapping[str, Any]) -> str:
         return counted(metrics["step"] + 1, "step")
 
     now = f"{rate_text(last)} after {done(last)}"
-    try:
+    # The records may hold lines of another program; the run itself ends well.
+    with suppress(ConfigError, KeyError, TypeError):
         first = next((line for _, line in run.steps() if "eval_correct_rate" in line), last)
         if first["step"] < last["step"]:
             when = "before" if first["step"] < 0 else f"after {done(first)}"
             now = f"{rate_text(first)} {when} -> {now}"
-    # The records may hold lines of another program; the run itself ends well.
-    except (ConfigError, KeyError, TypeError):
-        pass
     return f"Held-out: {now}"
 
 

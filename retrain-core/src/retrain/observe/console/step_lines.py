@@ -68,13 +68,17 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     # Without an update the reason matters most, and is shortened last.
     if is_idle := metrics["loss"] is None and "rejected" not in metrics:
         useful, times = (why, why, why, f"useful={size}"), (*times, "")
+    rounds: list[Forms] = []
+    if "rounds" in metrics:
+        drawn = f"rounds={metrics['rounds']}"
+        rounds = [(f"{drawn} ({dropped_text(metrics).partition(' ')[0]} dropped)", drawn, "")]
     rest: list[Forms] = [
         *_verdict_forms(metrics),
         *([useful] if is_idle else []),
         _loss(metrics),
         *_optional("teacher_kl", metrics.get("teacher_kl_mean"), ".4f"),
         *([] if is_idle else [useful]),
-        *_rounds(metrics),
+        *rounds,
         *_optional("sepa_l", metrics.get("sepa_lambda"), ".3f", ".1f"),
         *_optional("kl", metrics.get("kl_mean"), ".4f", ".3f"),
         times,
@@ -136,13 +140,6 @@ def _optional(name: str, value: float | None, *digits: str) -> list[Forms]:
     texts = [f"{name}={value:{each}}" for each in digits]
     # A zero mostly says that the run has no such thing, so it goes first.
     return [(texts[0], texts[-1] if value else "", "")]
-
-
-def _rounds(metrics: Mapping[str, Any]) -> list[Forms]:
-    if "rounds" not in metrics:
-        return []
-    rounds = f"rounds={metrics['rounds']}"
-    return [(f"{rounds} ({dropped_text(metrics).partition(' ')[0]} dropped)", rounds, "")]
 
 
 def supervised_line(metrics: Mapping[str, Any]) -> str:

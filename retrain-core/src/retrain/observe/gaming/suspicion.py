@@ -193,7 +193,13 @@ class Suspicions:
     def _shifts(self, found: Sequence[Judged]) -> dict[str, float]:
         fields = {}
         length = float(np.mean([each.completion.num_actions for each in found]))
-        for name, value in (("length", length), ("entropy", mean_entropy(found))):
+        # Mean entropy of the action tokens (nats), or mean surprisal where a completion has no entropies.
+        total = count = 0.0
+        for each in found:
+            row, action_T = each.completion, each.completion.action_T
+            values_T = -row.logprobs_T if row.entropies_T is None else row.entropies_T
+            total, count = total + float(values_T[action_T].sum()), count + row.num_actions
+        for name, value in (("length", length), ("entropy", total / count if count else 0.0)):
             # Logarithms, because lengths and entropies change by factors; the floor keeps an entropy of 0 finite.
             series = self._series[name] = [*self._series[name][1 - LINE - RECENT :], math.log(max(value, 1e-6))]
             if len(series) == LINE + RECENT:
@@ -236,16 +242,6 @@ class Judged:
     is_paid: bool
 
 
-def mean_entropy(found: Sequence[Judged]) -> float:
-    """Mean entropy of the action tokens (nats), or mean surprisal where a completion has no entropies."""
-    total = count = 0.0
-    for each in found:
-        row, action_T = each.completion, each.completion.action_T
-        values_T = -row.logprobs_T if row.entropies_T is None else row.entropies_T
-        total, count = total + float(values_T[action_T].sum()), count + row.num_actions
-    return total / count if count else 0.0
-
-
 def ngram_buckets(tokens_A: Tokens) -> NDArray[np.int64]:
     """The buckets of a completion's n-grams, each once."""
     if tokens_A.size < NGRAM:
@@ -267,8 +263,7 @@ def ngram_shares(found: Sequence[Judged]) -> Counts:
     shares = np.zeros(BUCKETS)
     for members in by_group.values():
         for each in members:
-            buckets = ngram_buckets(sampled(each.completion))
-            shares[buckets] += 1.0 / (len(members) * len(by_group))
+            shares[ngram_buckets(sampled(each.completion))] += 1.0 / (len(members) * len(by_group))
     return shares
 
 

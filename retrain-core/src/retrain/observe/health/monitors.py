@@ -263,8 +263,16 @@ class GamingMonitor:
             task = prefix.removeprefix("task_").removesuffix("_")
             own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
             of = f" of {task}" if task else ""
-            if own.get("gaming_since") is not None:
-                found.append(Finding(state=f"gaming{of}", message=_alarm(own)))
+            if (since := own.get("gaming_since")) is not None:
+                details = {
+                    "gaming_unconfirmed": "{:.0%} of the rewarded completions now",
+                    "gaming_example": "for example {}",
+                    "gaming_tokens": "the credit is on {}",
+                }
+                shown = [text.format(own[name]) for name, text in details.items() if own.get(name) not in (None, "")]
+                fix = "fix: read gaming.jsonl, and correct [reward] where it pays for these"
+                what = f"since step {since} the shadow confirms fewer of the rewarded completions than before"
+                found.append(Finding(state=f"gaming{of}", message=f"{what}: {'; '.join([*shown, fix])}"))
             elif names := own.get("gaming_suspected"):
                 found.append(Finding(state=f"gaming_suspected{of}", message=_suspicion(own, str(names).split(", "))))
         return found
@@ -274,18 +282,6 @@ class GamingMonitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing."""
-
-
-def _alarm(metrics: Mapping[str, Any]) -> str:
-    details = {
-        "gaming_unconfirmed": "{:.0%} of the rewarded completions now",
-        "gaming_example": "for example {}",
-        "gaming_tokens": "the credit is on {}",
-    }
-    shown = [text.format(metrics[name]) for name, text in details.items() if metrics.get(name) not in (None, "")]
-    fix = "fix: read gaming.jsonl, and correct [reward] where it pays for these"
-    what = f"since step {metrics['gaming_since']} the shadow confirms fewer of the rewarded completions than before"
-    return f"{what}: {'; '.join([*shown, fix])}"
 
 
 def _suspicion(metrics: Mapping[str, Any], names: list[str]) -> str:

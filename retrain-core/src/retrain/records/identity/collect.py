@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,16 +79,18 @@ class Identity:
 
 
 def collect_identity(
-    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], dotted: Iterable[str]
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], dotted: Sequence[str]
 ) -> Identity:
-    """Hash everything that a configuration names, without importing any part; `dotted` are modules that it names."""
+    """Hash everything that a configuration names, without importing any part; `dotted` are its dotted paths."""
     modules, budget = hashing.plugin_modules(plugins), Budget()
-    inputs, dotted = named_inputs(config, tables, plugins), list(dotted)
+    inputs = named_inputs(config, tables, plugins)
     code, packages, variables = tuple[HashedFile, ...](), dict[str, str](), dict[str, str]()
     if dotted or any(each.sort in ("code", "package") for each in inputs):
+        from retrain.kernel.plugins.dotted_path import module_of
         from retrain.records.identity.code import project_code  # few runs name code
 
-        code, packages = project_code(inputs, dotted, modules, budget)
+        own = [module for name in dotted if (module := module_of(name, config.plugins.search_paths))]
+        code, packages = project_code(inputs, own, modules, budget)
     distributions = hashing.plugin_files(modules, budget)
     sources = [*code, *(file for each in distributions.values() if not each.is_ours for file in each.files)]
     if sources := [file for file in sources if file.name.endswith(".py")]:

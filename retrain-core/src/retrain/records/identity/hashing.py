@@ -167,8 +167,7 @@ def fixed_part(pattern: str) -> str:
 def weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
     """Yield the files of a model or an adapter, large ones by size and blocks."""
     for file in files_below(folder) if folder.is_dir() else ():
-        name = f"{prefix}{os.path.relpath(file, folder)}"
-        yield _hash_installed(name, file, budget, is_kept=False)
+        yield _hash_installed(f"{prefix}{os.path.relpath(file, folder)}", file, budget, is_kept=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

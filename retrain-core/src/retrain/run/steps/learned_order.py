@@ -77,19 +77,16 @@ class LearnedOrder:
     def draw(self, cursor: int, count: int, step: int) -> list[Prompt]:
         """The next `count` prompts of a step; from the cursor of an earlier call for it on, they replace those."""
         with self._lock:
-            self._prepare(step)
+            # A sampler that knows only the steps that this one is chosen by.
+            if self._ahead and (self._choosing is self._sampler_state or step < self._newest):
+                self._choosing = self._build()
+                self._choosing.restore(self._sampler_state.state(), self._sampler_state.observed)
+            self._newest = step
+            self._show(self._choosing, step - 1 - self._ahead)
             before = {at: choice for at, choice in self._choices.get(step, {}).items() if at < cursor}
             chosen = self._chosen(step, cursor, count, [choice.example_id for choice in before.values()])
             self._choices[step] = before | dict(enumerate(chosen, start=cursor))
         return [replace(self._prompts[each.example_id], epoch=at) for at, each in enumerate(chosen, start=cursor)]
-
-    def _prepare(self, step: int) -> None:
-        """Have a sampler that knows just the steps that this one is chosen by."""
-        if self._ahead and (self._choosing is self._sampler_state or step < self._newest):
-            self._choosing = self._build()
-            self._choosing.restore(self._sampler_state.state(), self._sampler_state.observed)
-        self._newest = step
-        self._show(self._choosing, step - 1 - self._ahead)
 
     def _chosen(self, step: int, cursor: int, count: int, sampled: list[str]) -> list[PromptChoice]:
         """Return the sampler's choices; it chooses again each time the step has gone through the pool."""

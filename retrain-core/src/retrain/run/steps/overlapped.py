@@ -234,7 +234,12 @@ class Buffered(OffPolicy):
                     if self._is_closed:
                         return
                     planned = replace(planned, step=order.step, is_announced=False)
-                    batch = self._sample_with(order.version, planned)
+                    clock = Clock()
+                    self._busy.append(span := [clock.started, math.inf])
+                    self._policies.use_version(order.version)
+                    sampled = self._sample_measured(planned, clock)
+                    span[1] = time.perf_counter()
+                    batch = Batch(sampled=sampled, clock=clock)
                 finally:
                     self._turn.put(None)
                 self._batches.put(batch)
@@ -242,14 +247,6 @@ class Buffered(OffPolicy):
         except BaseException as error:
             # Raised again by `collect`, in the run's thread.
             self._batches.put(error)
-
-    def _sample_with(self, version: int, planned: Planned) -> Batch:
-        clock = Clock()
-        self._busy.append(span := [clock.started, math.inf])
-        self._policies.use_version(version)
-        sampled = self._sample_measured(planned, clock)
-        span[1] = time.perf_counter()
-        return Batch(sampled=sampled, clock=clock)
 
 
 def _times(clock: Clock, sampled: Sequence[Span], sampling_s: float | None = None) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +43,6 @@ class Cause:
     def as_data(self) -> dict[str, Any]:
         first, counts = self.first, {"examples": self.examples, "findings": len(self.findings)}
         return {"severity": first.severity, "check": first.check, "cause": first.cause, "fix": first.fix, **counts}
-
-
-def grouped(findings: Iterable[AuditFinding]) -> tuple[Cause, ...]:
-    groups: dict[tuple[str, str], list[AuditFinding]] = {}
-    for finding in sorted(findings, key=lambda finding: finding.severity):  # "error" < "warning"
-        groups.setdefault((finding.severity, finding.cause), []).append(finding)
-    return tuple(Cause(findings=tuple(group)) for group in groups.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +113,10 @@ class AuditReport:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Findings grouped by severity and cause, errors first."""
-        return grouped(self.findings)
+        groups: dict[tuple[str, str], list[AuditFinding]] = {}
+        for finding in sorted(self.findings, key=lambda finding: finding.severity):  # "error" < "warning"
+            groups.setdefault((finding.severity, finding.cause), []).append(finding)
+        return tuple(Cause(findings=tuple(group)) for group in groups.values())
 
     @property
     def ok(self) -> bool:
@@ -138,5 +134,5 @@ class AuditReport:
         parts = [f"{self.examples} examples", gold + unknown, others, f"{duration(self.seconds_mean)} a score"]
         severities = [cause.first.severity for cause in self.causes]
         counts = [counted(severities.count(word), word) for word in dict.fromkeys(severities)]
-        verdict = (["ok"] if self.ok else []) + counts
+        verdict = ["ok", *counts] if self.ok else counts
         return f"{of} audit: {', '.join(parts)}: {', '.join(verdict)}"

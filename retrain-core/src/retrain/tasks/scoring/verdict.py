@@ -21,7 +21,9 @@ def verdict(answer: Any) -> Score:
             return _validated(answer)
         is_single = getattr(answer, "ndim", None) in (None, 0) and not isinstance(answer, str | bytes | bytearray)
         if not is_single or not hasattr(answer, "__float__"):
-            return Score.failed(f"the reward returned {_shown(answer)}, not a number or a Score")
+            text = f" {answer!r}"[:81] if isinstance(answer, str | bytes) else ""
+            shown = "None" if answer is None else f"{type(answer).__name__}{text}"
+            return Score.failed(f"the reward returned {shown}, not a number or a Score")
         if not math.isfinite(value := float(answer)):
             return Score.failed(f"the reward returned {value}, not a finite number")
         return Score.of(value)
@@ -36,7 +38,12 @@ def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[fl
     unweighted value of every reward that has one, by name.
     """
     if len(scores) == 1:
-        return _weighted(scores[0], weights[0])
+        score, weight = scores[0], weights[0]
+        if score.value is None or weight == 1.0:
+            return score
+        if not math.isfinite(value := weight * score.value):
+            return Score.failed("the weighted reward is not finite")
+        return Score(outcome=score.outcome, value=value, detail=score.detail, parts=score.parts)
     parts = {name: score.value for name, score in zip(names, scores, strict=True) if score.value is not None}
     for outcome in (Outcome.FAILED, Outcome.NO_VERDICT):
         detail = _details(scores, names, outcome)
@@ -87,21 +94,12 @@ def _validated(score: Score) -> Score:
         return Score.failed(f"the reward returned parts that are not finite: {parts}"[:MAX_DETAIL])
     if outcome is not Outcome.SCORED:
         return Score(outcome=outcome, detail=detail, parts=parts)
-    inner = Score.failed("the reward returned a Score without a value")
-    if score.value is not None:
-        inner = verdict(score.value)
+    if score.value is None:
+        return Score.failed("the reward returned a Score without a value")
+    inner = verdict(score.value)
     if inner.value is None:
         return inner
     return Score(outcome=outcome, value=inner.value, detail=detail, parts=parts)
-
-
-def _weighted(score: Score, weight: float) -> Score:
-    if score.value is None or weight == 1.0:
-        return score
-    value = weight * score.value
-    if not math.isfinite(value):
-        return Score.failed("the weighted reward is not finite")
-    return Score(outcome=score.outcome, value=value, detail=score.detail, parts=score.parts)
 
 
 def _details(scores: Sequence[Score], names: Sequence[str], outcome: Outcome) -> str:
@@ -110,10 +108,3 @@ def _details(scores: Sequence[Score], names: Sequence[str], outcome: Outcome) ->
     if outcome is Outcome.SCORED:
         details = [line for line in details if not line.endswith(": ")]
     return "; ".join(details)[:MAX_DETAIL]
-
-
-def _shown(answer: object) -> str:
-    if answer is None:
-        return "None"
-    text = repr(answer) if isinstance(answer, str | bytes) else ""
-    return f"{type(answer).__name__} {text[:80]}".strip()

@@ -21,7 +21,6 @@ from retrain.kernel.registry import Plugins
 from retrain.records.reading import number, table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run
-from retrain.run.configure import evaluations
 from retrain.text.amounts import counted, duration
 from retrain.tools.capacity.workload import (
     ASSUMED_PROMPT_TOKENS,
@@ -29,6 +28,7 @@ from retrain.tools.capacity.workload import (
     Schedule,
     device_kind,
     eval_completions_of,
+    evaluations,
     memory_limit,
     schedule_of,
     workload_of,

@@ -15,9 +15,8 @@ from typing import Any
 from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import Workload
-from retrain.records.campaign_table import CampaignTable, is_campaign
+from retrain.records.campaign_table import CampaignTable, is_campaign, steps_per_run
 from retrain.records.reading import number
-from retrain.run.configure import steps_per_run
 
 ASSUMED_PROMPT_TOKENS = 256  # until a run has measured the prompts
 # Usable share of memory: on a CPU the estimate may be 15 % low, on a GPU it is an upper bound.
@@ -92,18 +91,6 @@ def gpu_memory_bytes() -> tuple[int, ...]:
         return ()
 
 
-def host_memory_bytes() -> int | None:
-    """Return the memory that this process may use, of the machine or its container, if the system says."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
-    for file in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # absent outside of a container, `max` without a limit
-            total = min(total, int(file.read_text()))
-    return total
-
-
 def device_kind(devices: str) -> str:
     """Return `cuda` if the first device is a GPU that exists, otherwise `cpu`, the backend's fallback."""
     first = devices.split(",")[0].strip()
@@ -113,7 +100,14 @@ def device_kind(devices: str) -> str:
 def memory_limit(devices: str) -> int | None:
     """Return the bytes of the configured device, of several the smallest; None if the system does not say."""
     if device_kind(devices) == "cpu":
-        return host_memory_bytes()
+        try:
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+        for file in CGROUP_LIMITS:
+            with suppress(OSError, ValueError):  # absent outside of a container, `max` without a limit
+                total = min(total, int(file.read_text()))
+        return total
     sizes = gpu_memory_bytes()
     names = [name.strip().removeprefix("gpu").removeprefix(":") for name in devices.split(",")]
     numbers = [int(name) if name.isdigit() else 0 for name in names]
@@ -144,3 +138,9 @@ def schedule_of(config: Config) -> Schedule:
     runs = max(1, len(table.conditions)) * max(1, len(table.seeds))
     parallelism = min(table.max_workers or runs, runs) if table.parallel else 1
     return Schedule(runs=runs, max_steps=steps_per_run(config), parallelism=parallelism)
+
+
+def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
+    """Number of evaluations of a run: before the first step, after every `every` steps, and after the last."""
+    between = (max_steps - 1) // every - steps_done // every if every else 0
+    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)

@@ -19,7 +19,7 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
 from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.records.folder import check_run_folder
-from retrain.run.check import Selected, selected_parts
+from retrain.run.check import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.run.wandb_runs import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
@@ -44,7 +44,11 @@ def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
             fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"
             each = replace(each, status="failed" if name in needed else "warn", detail=detail, fix=fix)
         found.append(each)
-    found += _extras(config, selected)
+    recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
+    launcher = config.table("campaign", CampaignTable).launcher if config and is_campaign(config) else ""
+    wanted = {name: (f"recorder {name!r}", name in recorders) for name in ("wandb", "tensorboard", "trackio", "mlflow")}
+    wanted["ray"] = "launcher 'ray'", launcher == "ray"
+    found += [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
     for failure in plugins.failures:  # the only cause of exit code 1 without a configuration
         detail = f"{failure.owner.source}: {failure.error}"
         fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
@@ -65,14 +69,6 @@ def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
         else:
             found.append(_missing(name, f"{part.problem.where}: {part.problem.what}", part.problem.fix))
     return found
-
-
-def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
-    recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
-    launcher = config.table("campaign", CampaignTable).launcher if config and is_campaign(config) else ""
-    wanted = {name: (f"recorder {name!r}", name in recorders) for name in ("wandb", "tensorboard", "trackio", "mlflow")}
-    wanted["ray"] = "launcher 'ray'", launcher == "ray"
-    return [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
 
 
 def _missing(name: str, detail: str, fix: str) -> Diagnosis:

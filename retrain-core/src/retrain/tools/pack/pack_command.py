@@ -113,9 +113,20 @@ def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name
     runs = [(run, list(parsed(members[f"{run['place']}/{METRICS}"]))) for run in manifest["runs"]]
     packages = [(name, each["version"], each["digest"]) for name, each in manifest["packages"].items()]
     config = members[CONFIG_FILE].decode("utf-8", "replace")
+    rows = []
+    for run, lines in runs:
+        held_out = [line for line in lines if number(line.get("eval_correct_rate")) is not None]
+        first, last = (_rate(held_out[0]), _rate(held_out[-1])) if held_out else ("not evaluated", "")
+        name = run["name"] or manifest["name"]
+        rows.append((name, run["condition"], str(run["seed"]), str(run["steps"]), first, last, run["digest"][:16]))
+    heads = ("run", "condition", "seed", "steps", "held out, first", "held out, last", "digest of its lines")
+    parts: list[Part] = [_table("Results", heads, rows)]
+    if told := verdict_lines(manifest["verdict"] or {}):
+        standing = f"The verdict is {manifest['verdict'].get('standing', 'none')}."
+        parts += [Paragraph([line]) for line in (standing, *told)]
     sections = [
         Section("ran", "What ran", [_facts(manifest, members)]),
-        Section("results", "What came out", _results(manifest, runs)),
+        Section("results", "What came out", parts),
         Section("curves", "Curves", _curves(runs)),
         Section("again", "Run it again", _again(manifest, file_name)),
         Section("inputs", "What it was made of", [_hashes(manifest)]),
@@ -147,21 +158,6 @@ def _facts(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Facts:
         "commit of the folder": f"{git.get('commit', '')}{dirty}" if git else "no repository",
     }
     return Facts([(name, str(value)) for name, value in rows.items()])
-
-
-def _results(manifest: Mapping[str, Any], runs: Runs) -> list[Part]:
-    rows = []
-    for run, lines in runs:
-        held_out = [line for line in lines if number(line.get("eval_correct_rate")) is not None]
-        first, last = (_rate(held_out[0]), _rate(held_out[-1])) if held_out else ("not evaluated", "")
-        name = run["name"] or manifest["name"]
-        rows.append((name, run["condition"], str(run["seed"]), str(run["steps"]), first, last, run["digest"][:16]))
-    heads = ("run", "condition", "seed", "steps", "held out, first", "held out, last", "digest of its lines")
-    parts: list[Part] = [_table("Results", heads, rows)]
-    if told := verdict_lines(manifest["verdict"] or {}):
-        standing = f"The verdict is {manifest['verdict'].get('standing', 'none')}."
-        parts += [Paragraph([line]) for line in (standing, *told)]
-    return parts
 
 
 def _rate(line: Record) -> str:

@@ -103,7 +103,17 @@ class Result:
 
 def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], None]) -> Iterator[Result]:
     """Yield the results of every requested checkpoint on every set; recorded results are not computed again."""
-    subjects = _subjects(request)
+    found: list[Subject] = []
+    for checkpoint in request.checkpoints or ("",):
+        if checkpoint != ALL:
+            found.append(find_subject(request.named, checkpoint))
+        elif run := find_subject(request.named).run:
+            found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
+        else:
+            what = "--checkpoint all needs a run"
+            fix = "give the folder of a run"
+            raise ConfigError(Problem(code="eval.needs-run", where=printable(request.named), what=what, fix=fix))
+    subjects = list({(subject.folder, subject.steps): subject for subject in found}.values())
     first = subjects[0]
     InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
@@ -135,20 +145,6 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
             policy.use(subject.folder)
             for each in sets:
                 yield _result(request, policy, subject, each)
-
-
-def _subjects(request: Request) -> list[Subject]:
-    found: list[Subject] = []
-    for checkpoint in request.checkpoints or ("",):
-        if checkpoint != ALL:
-            found.append(find_subject(request.named, checkpoint))
-        elif run := find_subject(request.named).run:
-            found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
-        else:
-            what = "--checkpoint all needs a run"
-            fix = "give the folder of a run"
-            raise ConfigError(Problem(code="eval.needs-run", where=printable(request.named), what=what, fix=fix))
-    return list({(subject.folder, subject.steps): subject for subject in found}.values())
 
 
 def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | None]:

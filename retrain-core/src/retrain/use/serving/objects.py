@@ -199,9 +199,14 @@ class ResponseWriter:
     def whole(self) -> Json:
         choice, usage = self._answer.choices[0], self._answer.usage
         is_cut = choice.reason == "length"
+        text = choice.text if choice.message is None else choice.message
+        items = [self._message(text)] if text or not choice.calls else []
+        for call in choice.calls:
+            head = {"id": f"fc_{call['id']}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+            items.append(head | call["function"])
         return self._response("incomplete" if is_cut else "completed") | {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._output(choice),
+            "output": items,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -229,7 +234,13 @@ class ResponseWriter:
                 events.append(self._of_text("response.output_text.done", text=text, logprobs=[]))
                 events.append(self._of_text("response.content_part.done", part=_text_part(text)))
             else:
-                events += self._call_events(place, item)
+                at = {"output_index": place, "item_id": item["id"]}
+                begun, arguments = item | {"status": "in_progress", "arguments": ""}, item["arguments"]
+                events += [
+                    self._event("response.output_item.added", output_index=place, item=begun),
+                    self._event("response.function_call_arguments.delta", delta=arguments, **at),
+                    self._event("response.function_call_arguments.done", name=item["name"], arguments=arguments, **at),
+                ]
             events.append(self._event("response.output_item.done", output_index=place, item=item))
         events.append(self._event(f"response.{whole['status']}", response=whole))
         return events
@@ -246,23 +257,6 @@ class ResponseWriter:
 
     def _delta(self, text: str) -> Json:
         return self._of_text("response.output_text.delta", delta=text, logprobs=[])
-
-    def _call_events(self, place: int, item: Json) -> list[Json]:
-        at = {"output_index": place, "item_id": item["id"]}
-        begun, arguments = item | {"status": "in_progress", "arguments": ""}, item["arguments"]
-        return [
-            self._event("response.output_item.added", output_index=place, item=begun),
-            self._event("response.function_call_arguments.delta", delta=arguments, **at),
-            self._event("response.function_call_arguments.done", name=item["name"], arguments=arguments, **at),
-        ]
-
-    def _output(self, choice: Choice) -> list[Json]:
-        text = choice.text if choice.message is None else choice.message
-        items = [self._message(text)] if text or not choice.calls else []
-        for call in choice.calls:
-            head = {"id": f"fc_{call['id']}", "type": "function_call", "status": "completed", "call_id": call["id"]}
-            items.append(head | call["function"])
-        return items
 
     def _message(self, text: str) -> Json:
         head = {"id": self._message_id, "type": "message", "status": "completed", "role": "assistant"}

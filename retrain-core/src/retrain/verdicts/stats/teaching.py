@@ -107,7 +107,17 @@ class RateBook:
         if self._fitted is None or self._fitted[0] != step:
             # Sorted, so that sums are the same to the bit after a restore, whatever the order of the state.
             in_order = sorted(self._seen)
-            self._fitted = (step, _fit(self._likelihood(in_order, step), self.settings))
+            likelihood_NK = self._likelihood(in_order, step)
+            alpha, beta = self.settings.prior
+            # The density times p (1 - p), because the cells are equally wide in log-odds, not in rates.
+            guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta
+            guess_K *= self.settings.prior_weight / guess_K.sum()
+            weights_K: Floats = guess_K / guess_K.sum()
+            for _ in range(_ROUNDS if len(likelihood_NK) else 0):
+                share_N = 1.0 / (likelihood_NK @ weights_K)
+                weights_K = guess_K + weights_K * (share_N @ likelihood_NK)
+                weights_K /= weights_K.sum()
+            self._fitted = (step, weights_K)
         return self._fitted[1]
 
     def state(self) -> dict[str, Any]:
@@ -183,20 +193,6 @@ class RateBook:
             posterior_NK[known] *= self._likelihood([example_ids[index] for index in known], step)
             posterior_NK[known] /= posterior_NK[known].sum(axis=1, keepdims=True)
         return posterior_NK
-
-
-def _fit(likelihood_NK: Floats, settings: TeachingForecast) -> Floats:
-    """Return the population's weights of the grid's rates: [K]."""
-    alpha, beta = settings.prior
-    # The density times p (1 - p), because the cells are equally wide in log-odds, not in rates.
-    guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta
-    guess_K *= settings.prior_weight / guess_K.sum()
-    weights_K: Floats = guess_K / guess_K.sum()
-    for _ in range(_ROUNDS if len(likelihood_NK) else 0):
-        share_N = 1.0 / (likelihood_NK @ weights_K)
-        weights_K = guess_K + weights_K * (share_N @ likelihood_NK)
-        weights_K /= weights_K.sum()
-    return weights_K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
