@@ -9,7 +9,8 @@ conditions tried at the same place of their searches: it is exact if these place
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ GROUP_RANK = 11  # 2,048 exchanges
 _STREAMS = Seeds(0)
 
 Interval = tuple[float, float]
-Blocks = Mapping[Hashable, Sequence[float]]
+Blocks = Mapping[Any, Sequence[float]]  # by label
 
 
 def expected_best(values_N: Floats, sizes_K: Sequence[int]) -> Floats:
@@ -63,15 +64,18 @@ def exchange_p(first: Blocks, second: Blocks, size: int) -> tuple[float, float]:
 
 def _best_of(members_DM: Mask, sorted_M: Floats, size: int) -> Floats:
     """Return the expected best of `size` of the members, of each row."""
-    share_DM = np.cumsum(members_DM[:, :-1], axis=-1) / members_DM.sum(axis=-1, keepdims=True)
-    return np.asarray(sorted_M[-1] - share_DM**size @ np.diff(sorted_M))
+    counts_DM = np.cumsum(members_DM, axis=-1)
+    totals_T, row_D = np.unique(counts_DM[:, -1], return_inverse=True)
+    # A table, because powers of every entry take most of the time.
+    powers_TK = np.minimum(np.arange(sorted_M.size) / totals_T[:, None], 1.0) ** size
+    return np.asarray(sorted_M[-1] - powers_TK[row_D[:, None], counts_DM[:, :-1]] @ np.diff(sorted_M))
 
 
 def _exchanges(count: int) -> Mask:
-    """Return all exchanges of `count` blocks, or a random subgroup of many; the first exchanges none, the last column no.
+    """Return all exchanges of `count` blocks, or a random subgroup of many; the first row and the last column move none.
 
-    A group holds the level exactly, whichever was drawn. As many independent exchanges, the same in every comparison,
-    had a level of 5.4 % instead of 5.
+    A group holds the level, whichever was drawn. Independent exchanges, the same in every comparison, would hold it
+    only on average over the draws.
     """
     rank = min(count, GROUP_RANK)
     drawn = _STREAMS.stream("exchange", count).integers(0, 2, (rank, count))
