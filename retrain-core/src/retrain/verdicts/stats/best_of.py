@@ -72,7 +72,7 @@ def _best_of(members_DM: Mask, sorted_M: Floats, size: int) -> Floats:
 
 
 def _exchanges(count: int) -> Mask:
-    """Return all exchanges of `count` blocks, or a random subgroup of many; the first row and the last column move none.
+    """Return all exchanges of `count` blocks, or a random subgroup of many; the first row, the last column move none.
 
     A group holds the level, whichever was drawn. Independent exchanges, the same in every comparison, would hold it
     only on average over the draws.
