@@ -53,6 +53,7 @@ def one_side_untuned(simulations: int, seeds: Seeds) -> Iterator[Measured]:
         seeds=(7,),
         keys={},
         tried=(({}, 0.5), ({}, 0.6)),
+        blocks=("1", "2"),
         chosen={1: {}},
     )
     source = Source(campaign=None, conditions=("0", "1"), candidates=(), plan=None, tuning={"1": tuned})
@@ -71,17 +72,46 @@ def one_side_untuned(simulations: int, seeds: Seeds) -> Iterator[Measured]:
 def at_equal_budget(simulations: int, seeds: Seeds) -> Iterator[Measured]:
     """The verdict at equal budget, by the tuning runs of equal conditions on the same configurations, or on others."""
     for num_tried, size in ((8, 8), (8, 4), (24, 24)):
-        for are_pairs in (True, False):
+        for is_same in (True, False):
             for curvature in (0.0, 16.0):
-                rng, found = seeds.stream("equal budget", num_tried, size, are_pairs, str(curvature)), []
-                for _ in range(simulations // 2):
+                rng, found = seeds.stream("equal budget", num_tried, size, is_same, str(curvature)), []
+                for _ in range(simulations):
                     settings_CN = rng.random((2, num_tried))
-                    settings_CN[1] = settings_CN[0] if are_pairs else settings_CN[1]
+                    settings_CN[1] = settings_CN[0] if is_same else settings_CN[1]
                     values_CN = -curvature * (settings_CN - 0.5) ** 2 + rng.standard_normal((2, num_tried))
-                    found.append(exchange_p(values_CN[0], values_CN[1], size, are_pairs=are_pairs)[1] <= 0.05)
-                which = "same" if are_pairs else "other"
+                    first, second = (dict(enumerate(values_N[:, None])) for values_N in values_CN)
+                    found.append(exchange_p(first, second, size)[1] <= 0.05)
+                which = "same" if is_same else "other"
                 what = f"false at equal budget, best of {size} of {num_tried}, {which} values, c {curvature:g}"
                 yield share(what, np.array(found), at_most=0.05)
+
+
+def learning_at_equal_budget(simulations: int, seeds: Seeds) -> Iterator[Measured]:
+    """The same of searches that learn, whose configurations depend on each other: each final seed has a search."""
+    for num_seeds in NUM_SEEDS:
+        for curvature in (16.0, 64.0):
+            rng, found = seeds.stream("learning", num_seeds, str(curvature)), []
+            for _ in range(simulations):
+                sides = [_searched(rng, curvature, num_seeds) for _ in range(2)]
+                # By whole searches, as verdicts do, and by single configurations.
+                for shape in ((num_seeds, -1), (-1, 1)):
+                    first, second = (dict(enumerate(values_NK.reshape(shape))) for values_NK in sides)
+                    found.append(exchange_p(first, second, sides[0].size)[1] <= 0.05)
+            what = f"of searches that learn, {num_seeds} seeds, c {curvature:g}"
+            yield share(f"false at equal budget, {what}", np.array(found[::2]), at_most=0.05)
+            yield share(f"if single configurations were exchanged, {what}", np.array(found[1::2]))
+
+
+def _searched(rng: np.random.Generator, curvature: float, num_seeds: int) -> np.ndarray:
+    """Values of a search for each seed: a random setting, then 2 EACH - 1 near the best so far."""
+    settings_NK, values_NK = np.empty((num_seeds, 0)), np.empty((num_seeds, 0))
+    for number in range(2 * EACH):
+        best_N = settings_NK[np.arange(num_seeds), values_NK.argmax(axis=1)] if number else 0.0
+        near_N = np.clip(best_N + rng.normal(0.0, 0.05, num_seeds), 0.0, 1.0)
+        settings_N = near_N if number else rng.random(num_seeds)
+        values_N = -curvature * (settings_N - 0.5) ** 2 + rng.standard_normal(num_seeds)
+        settings_NK, values_NK = np.c_[settings_NK, settings_N], np.c_[values_NK, values_N]
+    return values_NK
 
 
 def best_of_intervals(simulations: int, seeds: Seeds) -> Iterator[Measured]:
@@ -126,5 +156,6 @@ CLAIMS: Mapping[str, Claim] = {
     "tuned-once": one_choice,
     "untuned": one_side_untuned,
     "equal-budget": at_equal_budget,
+    "equal-budget-learning": learning_at_equal_budget,
     "best-of": best_of_intervals,
 }

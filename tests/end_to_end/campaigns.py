@@ -13,6 +13,12 @@ from typing import Any
 
 from retrain.records.checkpoints import STATE, SUMS
 
+TUNED = """
+[campaign.tune]
+"training.lr" = { low = 1e-2, high = 1.0, log = true }
+runs = 2
+seeds = [7]
+"""
 # Hold times, processes, or sizes of what holds times.
 TIMED = (
     "run.json",
@@ -47,6 +53,13 @@ def contents(folder: Path) -> dict[str, Any]:
         else:
             found[name] = file.read_bytes()
     return found
+
+
+def check_same_search(folder: str | Path, wanted: str | Path) -> None:
+    """Both tried and chose the same, in the same tuning runs, and the final runs are the same."""
+    assert manifest(folder)["tuning"] == manifest(wanted)["tuning"]
+    check_same(Path(folder) / "tuning", Path(wanted) / "tuning")
+    check_same(folder, wanted)
 
 
 def check_same(folder: str | Path, wanted: str | Path) -> None:

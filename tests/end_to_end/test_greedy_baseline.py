@@ -70,6 +70,8 @@ def test_explain_counts_it_and_other_credit_is_refused_without_it(tmp_path: Path
     tiny("--max-steps", "1", "--eval-examples", "0", "--log-dir", "plain", cwd=tmp_path)
     found = json.loads(retrain("explain", "--json", *REMAX, cwd=tmp_path).out)
     assert found["max_tokens_per_step"] == (4 * 2 + 4) * 64
+    forecast = json.loads(retrain("capacity", "--json", *REMAX, cwd=tmp_path).out)
+    assert (forecast["completions_per_step"], forecast["max_tokens_per_step"]) == (4 * 2, (4 * 2 + 4) * 64)
     refused = retrain("credit", "plain", "--advantage", "remax", "--transform", "none", cwd=tmp_path)
     assert refused.code != 0
     assert "needs a greedy completion of each prompt, and there are not any" in refused.err

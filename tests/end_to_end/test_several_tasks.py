@@ -56,6 +56,11 @@ instruction = "Think, and box the number: \\\\boxed{}."
 reward = { type = "match", shadow = "math" }
 held_out = 4
 """
+GAME = """
+[[data.tasks]]
+name = "game"
+environment = { provider = "parts.Game", timeout_s = 5.0 }
+"""
 KILL = """
 from retrain.records.folder import RunFolder
 at(RunFolder, "write_metrics", kill, nth(4))
@@ -122,6 +127,28 @@ def test_status_signal_and_eval_show_the_tasks(work: Path) -> None:
     }
 
 
+def test_a_task_with_an_environment_is_played_next_to_one_of_data(tmp_path: Path) -> None:
+    """Killed and resumed it is the same; a game that is broken leaves the other task as it is."""
+    shutil.copy(Path(__file__).parents[1] / "soak/parts.py", tmp_path / "parts.py")
+    keys = "[eval]\nexamples = 2"
+    (tmp_path / "two.toml").write_text(HEAD.replace("[eval]", keys) + SUMS + GAME, encoding="utf-8")
+    for folder, patch in (("never", ""), ("killed", KILL)):
+        code, _, err = finish(start("two.toml", "--log-dir", folder, cwd=tmp_path, patch=patch))
+        assert (code < 0) is bool(patch), err
+    code, _, err = finish(start("--resume", "killed", cwd=tmp_path))
+    assert code == 0, err
+    check_same(tmp_path / "killed", tmp_path / "never")
+    lines = records(tmp_path / "never/metrics.jsonl")
+    assert any("turns_mean" in line and line.get("task_game_share") for line in lines)
+    assert (lines[-1]["eval_sums_examples"], lines[-1]["eval_game_examples"]) == (6, 2)
+    drawn = records(tmp_path / "never/emergence/generations.jsonl")
+    of_game = [each for each in drawn if each["example_id"].startswith("game/")]
+    assert {each.get("turns") for each in of_game} != {each.get("turns") for each in drawn if each not in of_game}
+    found = retrain("eval", "never", "--json", cwd=tmp_path)
+    assert found.code == 0, found.err
+    assert {each["set"] for each in json.loads(found.out)["results"]} == {"sums", "game"}
+
+
 def test_one_task_in_a_table_learns_what_the_plain_run_learns(tmp_path: Path) -> None:
     """The list of length one: only names differ."""
     head = HEAD.partition("[data]")[0].replace("max_steps = 6", "max_steps = 2")
@@ -146,6 +173,13 @@ FAULTS = {
     "unknown key": (SUMS + "wieght = 2\n", "wieght"),
     "tasks within a task": (SUMS + 'schedule = "weight"\n', "data.key-of-run"),
     "a single task too": (SUMS + "[environment]\nmax_turns = 3\n", "data.single-task-key"),
+    "weight of NaN": (SUMS + "weight = nan\n" + PRODUCTS, "weight"),
+    "infinite weight": (SUMS + "weight = inf\n" + PRODUCTS, "weight"),
+    "name of a path": (SUMS.replace('"sums"', '"../sums"') + PRODUCTS, "data.bad-task-name"),
+    "name of no text": (SUMS.replace('"sums"', "3") + PRODUCTS, "name"),
+    "name of all tasks": (SUMS.replace('"sums"', '"weighted"') + PRODUCTS, "data.bad-task-name"),
+    "less than nothing held out": (SUMS.replace("held_out = 6", "held_out = -1"), "held_out"),
+    "unknown environment": (SUMS + GAME, "parts.Game"),
     "too much held out": (SUMS.replace("held_out = 6", "held_out = 9999"), "eval.too-many-examples"),
     "no data": (
         '[[data.tasks]]\nname = "mine"\nsource = "files"\npath = "empty.jsonl"\n' + SUMS,

@@ -13,13 +13,15 @@ import pytest
 
 from retrain.campaign.planned import progress
 from retrain.records.files import owner_of
-from tests.end_to_end.campaigns import check_same, manifest, wait_for
+from tests.end_to_end.campaigns import TUNED, check_same, check_same_search, kill_all, manifest, wait_for
 from tests.kit.campaigns import conditions
 from tests.kit.problems import codes_in
 
 pytest.importorskip("ray")
 
 ONE = conditions("grpo+toy_index")
+FEW = "seeds = [1]\nmax_steps = 8\nretries = 2\n"
+EVAL = "[eval]\nexamples = 2\nevery = 4\n"
 RAY = ("--campaign-launcher", "ray", "--campaign-parallel", "true")
 SEEDS = "seeds = [1, 2]\nmax_steps = 30\nretries = 2\n"
 PLACED = Path(__file__).parents[3] / "tests/kit/ray_placement.py"
@@ -57,6 +59,20 @@ def test_ray_is_the_same_as_processes_even_with_a_worker_killed(write, start, fi
     assert [run["status"] for run in content["runs"]] == ["done", "done"]
     assert content["runs"][0]["attempts"] == 2
     check_same("there", "here")
+
+
+@pytest.mark.long
+def test_a_search_on_ray_is_the_same_as_one_by_processes(write, start, finish, cluster):
+    write(FEW + TUNED, ONE, EVAL)
+    code, out, err = finish("c.toml", "--log-dir", "here")
+    assert code == 0, out + err
+    process = start("c.toml", "--log-dir", "there", *RAY, RAY_ADDRESS=cluster)
+    wait_for(lambda: any(Path("there/tuning/runs").glob("*/metrics.jsonl")), process)
+    kill_all(process)
+    code, out, err = finish("c.toml", "--log-dir", "there", *RAY, RAY_ADDRESS=cluster)
+    assert code == 0, out + err
+    assert manifest("there")["launcher"] == "ray"
+    check_same_search("there", "here")
 
 
 @pytest.mark.long

@@ -5,11 +5,13 @@ import math
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.campaign.search import Search
+from retrain.campaign.tune_checks import most_held_out
 from retrain.kernel.errors import ConfigError
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
@@ -170,6 +172,14 @@ def test_a_final_run_on_a_tuning_seed_is_not_planned(tuned):
     study = comparison_with_ledger([Path("out")], Options())
     assert "grpo+toy_flat has final runs on tuning seed 1: its values were chosen on it" in study.exploratory
     assert any("does not hold the tuning that was recorded" in each for each in study.notices)
+
+
+def test_tasks_are_tuned_apart_from_the_largest_held_out_set_of_any(load_text):
+    tasks = '[[data.tasks]]\nname = "a"\nheld_out = 6\n[[data.tasks]]\nname = "b"\n'
+    config = load_text(f"{SEEDS}", f"{TWO}\n{EVAL}").config
+    data = config.data.model_copy(update={"tasks": tomllib.loads(tasks)["data"]["tasks"]})
+    several = replace(config, tables={**config.tables, "data": data})
+    assert (most_held_out(config), most_held_out(several)) == (2, 6)
 
 
 GOOD = "runs = 4\nseeds = [7]"

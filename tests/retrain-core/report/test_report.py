@@ -228,6 +228,25 @@ def test_only_graded_rewards_have_charts_of_their_own(campaign: Make, page_of: P
     assert ([title for title in titles if "unique" in title], "<b>math" in page) == ([], False)
 
 
+def test_every_task_has_its_training_curve_and_its_share(campaign: Make, page_of: PageOf) -> None:
+    tasks = [{"name": "sums"}, {"name": "a_share"}]
+    folder = campaign({"grpo+none": 0.0}, seeds=(1, 2), steps=6, config={"data": {"tasks": tasks}})
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            rate = 0.25 + line["step"] / 100
+            line |= {"task_sums_correct_rate": rate, "task_sums_share": rate, "macro_correct_rate": rate}
+            line |= {"task_sums_shadow_correct_rate": rate}
+            if line["step"] % 2:  # a task may be absent from a step, such as the first
+                line |= {"task_a_share_correct_rate": rate, "task_a_share_share": rate}
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    titles = re.findall(r"<h4>(.*?)</h4>", page_of(folder)[0])
+    assert [title for title in titles if "task" in title or ", " in title][1:] == [
+        *("Correct rate, mean over tasks", "a_share, training batches", "sums, training batches"),
+        *("a_share, share", "sums, share"),
+    ]
+
+
 @pytest.mark.long
 def test_sections_and_plots_of_plugins_are_escaped(toy_run: Make, distribution: Make, page_of: PageOf) -> None:
     distribution("retrain-sections", {"sections_part": PLUGIN})

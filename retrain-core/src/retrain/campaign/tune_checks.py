@@ -14,6 +14,7 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.campaign_table import CampaignTable
+from retrain.records.reading import number
 from retrain.records.runs.curves import EVAL_PREFIX, HELD_OUT, LARGEST, Metric, parse_metric
 from retrain.records.tune_table import Range, TuneTable
 
@@ -104,7 +105,7 @@ def tune_problems(
         if any(metric.field.startswith(f"{EVAL_PREFIX}{name}_") for name in sets):
             what, fix = f"{metric} is not measured on the tuning examples", f'write metric = "{HELD_OUT}"'
             yield Problem(code="tune.metric-of-a-set", where=f"{place} metric", what=what, fix=fix)
-        if metric.is_eval and not config.eval.examples:
+        if metric.is_eval and not most_held_out(config):
             what, fix = f"{metric} needs held-out examples", "set [eval] examples"
             yield Problem(code="tune.no-examples", where=f"{place} metric", what=what, fix=fix)
     tuned = [each for each in conditions if tuned_ranges(each, ranges)]
@@ -139,6 +140,11 @@ def tuning_metric(table: CampaignTable) -> Metric:
     assert table.tune is not None, "no [campaign.tune]"
     planned = table.plan.primary_metric if table.plan else str(HELD_OUT)
     return parse_metric(table.tune.metric or planned, where="[campaign.tune] metric")
+
+
+def most_held_out(config: Config) -> int:
+    """Return the held-out examples of the task that has the most, or of the only one."""
+    return max([config.eval.examples, *(int(number(each.get("held_out")) or 0) for each in config.data.tasks)])
 
 
 def tuned_ranges(condition: Condition, ranges: Sequence[Range]) -> list[Range]:

@@ -22,7 +22,7 @@ from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import Schedule, Stops
 from retrain.campaign.search import PASSED, Search, open_journal
 from retrain.campaign.search import TOKENS as SPENT
-from retrain.campaign.tune_checks import tuned_ranges, tuning_metric
+from retrain.campaign.tune_checks import most_held_out, tuned_ranges, tuning_metric
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.records.files import hash_of
 from retrain.records.reading import read_if_any, tables_in
@@ -116,7 +116,7 @@ class Tuning:
         shown = {name: float(f"{each:.4g}") if type(each) is float else each for name, each in trial.params.items()}
         named = {name.rpartition(".")[2]: value for name, value in shown.items()}
         labelled = replace(condition.condition, overrides={**condition.condition.overrides, **named})
-        apart = {"eval.skip": evaluation.skip + evaluation.examples}
+        apart = {"eval.skip": evaluation.skip + (held_out := most_held_out(condition.config))}
         apart |= {"eval.examples": self.tune.examples or evaluation.examples}
         number = f"{'all' if choice.seed is None else choice.seed}.{trial.number}"
         names = run_names([f"{condition.label}~tune{number}_s{seed}" for seed in self.tune.seeds])
@@ -130,7 +130,7 @@ class Tuning:
                 config_file=path / "configs" / f"{name}.toml",
                 max_steps=self.tune.rungs(self.campaign.steps_of(condition))[trial.user_attrs.get(PASSED, 0)],
                 devices=devices_of(condition, self.campaign, self.devices.get(condition.label)),
-                values={**trial.params, **(apart if evaluation.examples else {})},
+                values={**trial.params, **(apart if held_out else {})},
             )
 
     def _executed(self, runs: Sequence[PlannedRun]) -> Mapping[str, str]:

@@ -18,7 +18,8 @@ from retrain.records.identity.inputs import PARAMS
 from retrain.text.secrets import hide
 
 KEY = "algorithm.recipe"
-# The values of a recipe for a part apply only while the part is the one that the recipe names.
+# The values of a recipe for a part apply only while the part is the one that the recipe names. `distil.alpha` is not
+# listed under `distil.mode`: another mode of `sdft` would silently have another divergence.
 PART_OF = {
     **{options: key for _, key, options in PARAMS if key.startswith("algorithm.")},
     **dict.fromkeys(("algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.dual_clip"), "algorithm.loss"),

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from retrain.records.run import eval_sets
+from retrain.records.run import TASK_RATE, eval_sets, rate_of, share_of
 from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import ABSENT, percent
@@ -74,6 +74,7 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     LEARNING: (
         _held_out_share("Held-out correct rate", "on examples that are never trained on", HELD_OUT.field),
         _share("Correct rate, training batches", "each step has other prompts", "correct_rate"),
+        _share("Correct rate, mean over tasks", "training batches; macro", "macro_correct_rate"),
         _held_out_share("Held-out correct rate by the shadow", _SHADOW, "eval_shadow_rate"),
         _share("Correct rate by the shadow, training batches", _SHADOW, "shadow_correct_rate"),
         _held_out_share("Held-out pass@k", "largest k", PASS_PREFIX),
@@ -153,6 +154,13 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
 def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
     found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
     return [_held_out_share(name, note, field) for name, field in found.items()]
+
+
+def task_charts(fields: Iterable[str]) -> list[ChartSpec]:
+    """Return the charts of each of `[[data.tasks]]`, by its rate among `fields`."""
+    tasks = [found[1] for field in sorted(fields) if (found := TASK_RATE.fullmatch(field))]
+    rates = [_share(f"{task}, training batches", "correct rate of this task", rate_of(task)) for task in tasks]
+    return [*rates, *(_share(f"{task}, share", "of a step's prompts", share_of(task)) for task in tasks)]
 
 
 def named_fields(record: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from retrain.report.chart_specs import (
     Unit,
     part_charts,
     set_charts,
+    task_charts,
     value_text,
 )
 from retrain.report.gather import Material, ReportRun, RunLines, evaluated_steps
@@ -96,7 +97,7 @@ def build_charts(material: Material) -> list[Chart]:
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
     names = {name for run in material.runs for name in run.lines.values}
-    added = [*set_charts(names), *part_charts(names)]
+    added = [*set_charts(names), *task_charts(names), *part_charts(names)]
     is_graded = any(_is_graded(run.lines) for run in material.runs)
     pools = any((np.nan_to_num(run.lines.column("sepa_lambda")) != 0.0).any() for run in material.runs)
     for group, specs in CHARTS.items():

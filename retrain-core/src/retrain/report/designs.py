@@ -12,7 +12,7 @@ from retrain.report.parts import Heading, Part, Plot, Table, Tiles, note, plain
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Values
 from retrain.verdicts.study.factorial import level_text, mixed
-from retrain.verdicts.study.sensitivity import sensitivity_sentence
+from retrain.verdicts.study.sensitivity import rate_by_rate_sentence, sensitivity_sentence
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import with_interval
 
@@ -46,10 +46,11 @@ def by_rate(study: Study) -> list[Part]:
         return []
     rates = sorted({rate for each in study.sensitivity for rate in each.labels})
     lines = {each.label: [(x, study.values[name]) for x, name in each.labels.items()] for each in study.sensitivity}
-    widths = (note(f"{sensitivity_sentence(each, study.metric)}.") for each in study.sensitivity)
+    widths = [sensitivity_sentence(each, study.metric) for each in study.sensitivity]
+    widths += [rate_by_rate_sentence(each, study.metric) for each in study.rate_by_rate]
     axis = {"type": "log", "tickvals": rates, "ticktext": [f"{rate:.3g}" for rate in rates]}
     plot = _plot("Result by learning rate", lines, study, "lr", axis)
-    return [Heading("Sensitivity to the learning rate"), *widths, Tiles("plots", [plot])]
+    return [Heading("Sensitivity to the learning rate"), *(note(f"{each}.") for each in widths), Tiles("plots", [plot])]
 
 
 def _plot(title: str, lines: Mapping[str, Line], study: Study, x_title: str, axis: Mapping[str, Any]) -> Plot:

@@ -39,6 +39,7 @@ from retrain.report.chart_specs import (
     named_fields,
     part_charts,
     set_charts,
+    task_charts,
     value_text,
 )
 from retrain.report.completions import STEP_BYTES, Card, card_of, last_step, lines_of, record_of
@@ -63,13 +64,14 @@ class WatchedRun:
         """Return the state of the run, and the rows that the page does not have yet."""
         generation, first, rows = self._tail.since(_int(query, "generation"), _int(query, "rows"))
         names = self._tail.names
+        added = (*set_charts(names), *task_charts(names), *part_charts(names))
         return {
             "status": self._status(),
             "generation": generation,
             "first": first,
             "rows": rows,
             "newest_step": last_step(self._generations),
-            "charts": [chart_data(spec, LEARNING) for spec in (*set_charts(names), *part_charts(names))],
+            "charts": [chart_data(spec, LEARNING) for spec in added],
         }
 
     def completions(self, query: Mapping[str, str]) -> dict[str, Any]:

@@ -325,6 +325,7 @@ def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | Non
 
 
 DOTTED = "dotted path"
+SINGLE = ("data.source", "reward.type")  # neither is used where an environment brings tasks and scoring
 CREDIT = {
     "algorithm.advantage_mode": Kind.ADVANTAGE,
     "algorithm.transform_mode": Kind.TRANSFORM,
@@ -359,7 +360,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
     if engine := config.inference.engine:
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
     if config.data.tasks or brings_tasks(config, plugins):
-        wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
+        wanted = {path: part for path, part in wanted.items() if path not in SINGLE}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
     if config.data.tasks:
@@ -367,8 +368,11 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 
         for task in read_tasks(config)[0]:
             parts = wanted_names(task.config, {name: tables[name] for name in OF_TASKS if name in tables}).items()
+            others = SINGLE if brings_tasks(task.config, plugins) else ()
             found += [
-                _selected(task.config, plugins, key, *part) for key, part in parts if key.split(".")[0] in OF_TASKS
+                _selected(task.config, plugins, key, *part)
+                for key, part in parts
+                if key.split(".")[0] in OF_TASKS and key not in others
             ]
     return sorted(found, key=lambda part: order.index(part.kind))
 

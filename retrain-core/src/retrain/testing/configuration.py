@@ -122,7 +122,7 @@ def gives_way_to_the_user(bench: Bench) -> None:
         )
         label = build_flow(config, bench.plugins).condition
         expect(
-            label.startswith(f"{recipe.name}~") and key.name in label,
+            label.startswith(f"{recipe.name}~") and f"{key.flag.replace('-', '_')}=" in label,
             f"the label {label!r} does not show that {key.path} was set",
             why="runs of two settings would be compared as one condition",
             fix="register the values as TOML has them",

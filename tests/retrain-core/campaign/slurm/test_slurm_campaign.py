@@ -6,12 +6,14 @@ import pytest
 
 from retrain.campaign.slurm_commands import TaskState
 from retrain.campaign.slurm_launcher import RECORD, Options
-from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
+from tests.end_to_end.campaigns import TUNED, check_same, check_same_search, kill_all, manifest, wait_for
 from tests.kit.campaigns import conditions
 from tests.kit.problems import codes_in
 
 ONE = conditions("grpo+toy_index")
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
+FEW = "seeds = [1]\nmax_steps = 4\n"
+EVAL = "[eval]\nexamples = 2\nevery = 2\n"
 OFTEN = "launcher_options = { poll_s = 0.2 }\n"
 SLURM = ("--campaign-launcher", "slurm", "--campaign-parallel", "true")
 
@@ -38,6 +40,24 @@ def test_jobs_outlive_the_campaign_and_are_found_again(write, start, finish, clu
     assert (content["launcher"], content["status"]) == ("slurm", "done")
     assert [entry["attempts"] for entry in content["runs"]] == [1, 1]
     check_same("there", "here")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
+def test_a_search_on_slurm_is_the_same_as_one_by_processes(write, start, finish, cluster):
+    write(FEW + TUNED, ONE, EVAL)
+    code, out, err = finish("c.toml", "--log-dir", "here")
+    assert code == 0, out + err
+    write(FEW + OFTEN + TUNED, ONE, EVAL)
+    cluster.fill()
+    process = start("c.toml", "--log-dir", "there", *SLURM)
+    wait_for(lambda: len([*Path("there/tuning/runs").glob(f"*/{RECORD}")]) == 2, process)
+    kill_all(process, orphans_too=False)
+    cluster.free()
+    code, out, err = finish("c.toml", "--log-dir", "there", *SLURM)
+    assert code == 0, out + err
+    assert [len([*Path(folder, "runs").glob(f"*/{RECORD}")]) for folder in ("there/tuning", "there")] == [2, 1]
+    check_same_search("there", "here")
 
 
 def test_a_machine_without_slurm_says_so(write, command, tmp_path, monkeypatch):

@@ -138,6 +138,21 @@ EMPTY_RECIPE = {}
 MISSPELT_RECIPE = {"algorithm.los": "ppo"}
 RUN_RECIPE = {"training.max_steps": 3}
 NAMES_NOTHING = {"algorithm.advantage_mode": "grpoo"}
+
+
+class Agreeing(str):
+    """Equal to every text, so that no departure from it shows."""
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+    __hash__ = str.__hash__
+
+
+HIDES_THE_USER = {"algorithm.advantage_mode": Agreeing("grpo")}
 HOLDS_A_TUPLE = {"algorithm.params": {"sizes": (1, 2)}}
 
 

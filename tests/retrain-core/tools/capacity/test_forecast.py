@@ -28,7 +28,13 @@ from retrain.tools.capacity import workload
 from retrain.tools.capacity.advice import hint
 from retrain.tools.capacity.forecast import Past, past_runs, run_time
 from retrain.tools.capacity.watch import FEWEST_STEPS, RECENT_STEPS, CapacityWatch, Meter
-from retrain.tools.capacity.workload import Schedule, evaluations, schedule_of, workload_of
+from retrain.tools.capacity.workload import (
+    Schedule,
+    eval_completions_of,
+    evaluations,
+    schedule_of,
+    workload_of,
+)
 
 HERE = {"machine": platform.machine(), "cores": os.cpu_count()}
 MEASURED = {"median_step_time_s": 2.0, "peak_memory_bytes": 1000, "memory_at_start_bytes": 400}
@@ -112,6 +118,12 @@ TIMED = Past(runs=1, median_step_time_s=10.0, eval_completion_s=4.0 / 32)
 def configured(*, max_steps: int = 10, batch_size: int = 4, group_size: int = 8, **evaluation: Any) -> Config:
     training = schema.TrainingTable(max_steps=max_steps, batch_size=batch_size, group_size=group_size)
     return Config(tables={"training": training, "eval": schema.EvalTable(**evaluation)})
+
+
+def test_each_task_evaluates_its_own_held_out_examples() -> None:
+    data = schema.DataTable(tasks=[{"name": "a", "held_out": 6}, {"name": "b"}, {"name": "c", "held_out": 0}])
+    config = Config(tables={"eval": schema.EvalTable(examples=4, samples=2), "data": data})
+    assert eval_completions_of(config) == (6 + 4) * 2
 
 
 def test_measured_times_are_given_apart_and_a_resumed_run_counts_what_is_left() -> None:

@@ -64,6 +64,32 @@ def test_the_sentence_names_the_best_rate_and_an_edge():
     assert sensitivity_sentence(found, RATE).endswith("the best lr is the largest tried: widen the range")
 
 
+def by_rate(compare_json, made, folder, gains, *, rates=RATES, seeds=8):
+    """Two conditions of which the second has these gains at its rates, twice those of the first."""
+    labels = {f"grpo+none~lr={rate}": -0.2 for rate in rates}
+    labels |= {f"maxrl+none~lr={2 * rate}": -0.2 + gain for rate, gain in zip(rates, gains, strict=True)}
+    made.write_campaign(folder, labels, seeds=[*range(seeds)], steps=20)
+    content = {label: {"training.lr": float(label.rpartition("=")[2]), "x": label[:5]} for label in labels}
+    (folder / "campaign.json").write_text(json.dumps({"conditions": content}), encoding="utf-8")
+    return compare_json(folder, "--baseline", "grpo+none~lr=0.002")["rate_by_rate"]
+
+
+def test_a_gain_is_judged_at_the_same_multiple_of_each_rate(made, tmp_path, compare_json):
+    [found] = by_rate(compare_json, made, tmp_path / "a", [0.3, 0.3, 0.3], rates=RATES[:3])
+    assert (found["survives"], found["num_comparisons"]) == (True, 3)
+    assert {*found["verdicts"].values()} == {"better"}
+    assert [float(rate) for rate in found["differences"]] == [0.002, 0.004, 0.008]
+    [found] = by_rate(compare_json, made, tmp_path / "b", [0.3, 0.3, 0.0], rates=RATES[:3])
+    assert not found["survives"]
+    assert [*found["verdicts"].values()] == ["better", "better", "cannot tell"]
+
+
+def test_six_seeds_cannot_judge_single_rates_but_can_judge_all_of_them_together(made, tmp_path, compare_json):
+    [found] = by_rate(compare_json, made, tmp_path / "a", [0.3, 0.3, 0.3], rates=RATES[:3], seeds=6)
+    assert {*found["verdicts"].values()} == {"cannot tell"}
+    assert found["survives"]
+
+
 def test_compare_and_report_show_the_curve(made, tmp_path, compare_json, printed_json):
     labels = {f"grpo+none~lr={rate}": -0.3 * abs(math.log2(rate / 0.004)) / 4 for rate in RATES}
     folder = made.write_campaign(tmp_path / "c", labels, seeds=[1, 2, 3], steps=20)

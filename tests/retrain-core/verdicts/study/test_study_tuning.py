@@ -9,7 +9,10 @@ from retrain.verdicts.study.tuning import tuning_view
 
 
 def tuned(values, *, budget=4, label="a", rates=(0.001, 0.002, 0.003, 0.004)):
-    trials = [{"values": {"training.lr": lr}, "value": value} for lr, value in zip(rates, values, strict=False)]
+    trials = [
+        {"for_seed": number // 4, "number": number % 4, "values": {"training.lr": lr}, "value": value}
+        for number, (lr, value) in enumerate(zip(rates, values, strict=False))
+    ]
     conditions = {label: {"tokens": 5, "trials": trials, "chosen": [{"for_seed": 1, "values": {"training.lr": 0.001}}]}}
     tuning = {"metric": "eval_correct_rate:final", "runs": budget, "seeds": [7]}
     return read_tuning({"tuning": {**tuning, "keys": {"training.lr": "0.001 to 0.1"}, "conditions": conditions}})

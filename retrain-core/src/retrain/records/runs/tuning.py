@@ -15,6 +15,7 @@ Values = Mapping[str, Any]  # by path
 class ConditionTuning:
     """The search for one condition: `tried` configurations with the metric, None if they failed.
 
+    `blocks` has a label for each: of equal ones the values depend on each other, as in a search that learns.
     `budget` is in words; `chosen` are the values by final seed (None: for all).
     """
 
@@ -23,6 +24,7 @@ class ConditionTuning:
     seeds: tuple[int, ...]
     keys: Mapping[str, str]
     tried: tuple[tuple[Values, float | None], ...]
+    blocks: tuple[str, ...]
     chosen: Mapping[int | None, Values]
 
     @property
@@ -36,6 +38,8 @@ class ConditionTuning:
 def read_tuning(manifest: Record) -> dict[str, ConditionTuning]:
     """Return the tuned conditions by label; empty if the campaign has none, or has not ended its search."""
     tuning = table_of(manifest, "tuning")
+    learns = tuning.get("sampler") == "tpe" or tuning.get("pruner") == "halving"
+    apart = ("for_seed",) if learns else ("for_seed", "number")
     unit = "runs" if number(tuning.get("runs")) else "tokens"
     return {
         label: ConditionTuning(
@@ -44,6 +48,7 @@ def read_tuning(manifest: Record) -> dict[str, ConditionTuning]:
             seeds=integers_in(tuning.get("seeds")),
             keys={path: text(each) for path, each in table_of(tuning, "keys").items()},
             tried=tuple((table_of(t, "values"), number(t.get("value"))) for t in tables_in(content.get("trials"))),
+            blocks=tuple(str([t.get(name) for name in apart]) for t in tables_in(content.get("trials"))),
             chosen={each.get("for_seed"): table_of(each, "values") for each in tables_in(content.get("chosen"))},
         )
         for label, content in table_of(tuning, "conditions").items()

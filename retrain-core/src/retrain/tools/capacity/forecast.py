@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from retrain.credit.flow import build_flow
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
@@ -44,6 +45,10 @@ class Forecast:
     past: Past
     limit_bytes: int | None
     runtime_bytes: int | None
+
+    @property
+    def step_tokens(self) -> int:
+        return (self.work.completions + self.work.greedy_completions) * self.work.max_tokens
 
     @property
     def advice(self) -> str:
@@ -94,6 +99,8 @@ def forecast(
     if not prompt and fetch and sizes is None:
         prompt = longest_prompt(config, plugins)
     work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
+    if build_flow(config, plugins).needs_greedy:
+        work = replace(work, greedy_completions=work.batch_size)
     limit = gpu_bytes or memory_limit(config.backend.devices)
     # Memory of the process without the model. On a GPU it is not measured.
     runtime = None

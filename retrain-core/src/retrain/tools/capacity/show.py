@@ -30,12 +30,13 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
     real = "(assumed; a past run, --pilot, --prompt-tokens or a file of data gives the real length)"
     prompt = f" {real}" if forecast.is_prompt_assumed else ""
     trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
+    greedy = f" and {work.greedy_completions:,d} greedy ones" if work.greedy_completions else ""
     shared = all(phase.resident == found.phases[0].resident for phase in found.phases)
     always = {"" if shared else f"in {phase.name}: ": _parts(phase.resident) for phase in found.phases}
     lines = [
         f"Model    {model.parameters:,d} parameters ({counted}), {trained}",
-        f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
-        f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
+        f"Step     {work.completions:,d} completions{greedy} of up to {work.max_tokens:,d} tokens = "
+        f"{forecast.step_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
         "",
         f"Memory on {work.device}, when every completion reaches its limit:",
         *(f"  always    {where}{parts}" for where, parts in always.items()),
@@ -71,7 +72,7 @@ def as_data(forecast: Forecast) -> dict[str, Any]:
         "prompt_tokens": forecast.work.prompt_tokens,
         "prompt_tokens_are_assumed": forecast.is_prompt_assumed,
         "completions_per_step": forecast.work.completions,
-        "max_tokens_per_step": forecast.work.completions * forecast.work.max_tokens,
+        "max_tokens_per_step": forecast.step_tokens,
         "peak_memory_bytes": found.peak_bytes,
         "peak_phase": found.worst.name,
         "needed_memory_bytes": found.needed_bytes,

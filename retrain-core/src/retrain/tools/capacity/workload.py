@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -64,7 +64,9 @@ def eval_completions_of(config: Config) -> int:
     samples = config.eval.samples
     sets: Mapping[str, Any] = config.table("eval", SetsKeys).sets
     sizes = ((each.get("examples", 0), 1 if each.get("greedy") else each.get("samples")) for each in sets.values())
-    return config.eval.examples * samples + sum(int(n) * int(s or samples) for n, s in sizes if isinstance(n, int))
+    tasks: Sequence[Mapping[str, Any]] = config.value("data.tasks", ())
+    own: list[int] = [each.get("held_out", config.eval.examples) for each in tasks] or [config.eval.examples]
+    return sum(own) * samples + sum(int(n) * int(s or samples) for n, s in sizes if isinstance(n, int))
 
 
 def _positive(value: object) -> float:

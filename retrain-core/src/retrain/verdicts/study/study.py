@@ -38,7 +38,7 @@ from retrain.verdicts.study.factorial import Factorial, factorial_of, mixed
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin, with_values
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
-from retrain.verdicts.study.sensitivity import Sensitivity, sensitivities
+from retrain.verdicts.study.sensitivity import RateByRate, Sensitivity, rate_by_rate, sensitivities
 from retrain.verdicts.study.sets import SetsView, common_tasks, set_metrics, sets_view
 from retrain.verdicts.study.tuning import TuningView, on_final_seeds, tuning_view
 
@@ -138,6 +138,7 @@ class Study:
     is_unverified: bool = False
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     sensitivity: tuple[Sensitivity, ...] = ()
+    rate_by_rate: tuple[RateByRate, ...] = ()
 
     @property
     def standing(self) -> str:
@@ -186,6 +187,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     comparisons = with_few_seeds(scopes)
     compared = [run.candidate for run in runs]
     others = _other_examples(comparisons, compared, metric)
+    curves = sensitivities(source.declared, values, direction=judging.direction)
     study = Study(
         campaign=source.campaign,
         metric=metric,
@@ -210,7 +212,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         sets=of_sets() if options.sets or len(recorded) > 1 else None,
         samplers=_samplers(compared, metric),
         values=factorial.with_mixtures(values),
-        sensitivity=sensitivities(source.declared, values, direction=judging.direction),
+        sensitivity=curves,
+        rate_by_rate=judging.rate_by_rate(curves, summaries),
         tuning=tuning_view(source, comparisons, judging.direction, judging.controls),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
@@ -238,6 +241,10 @@ class _Judging:
         labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
         pairs = combinations(labels, 2) if self.options.all_pairs else product([self.baseline], labels)
         return [self._pairing(summaries, first, second) for first, second in pairs if first != second]
+
+    def rate_by_rate(self, curves: Sequence[Sensitivity], summaries: Summaries) -> tuple[RateByRate, ...]:
+        of_pair, own = partial(self._pairing, summaries), [each for each in curves if each.label not in self.controls]
+        return rate_by_rate(own, self.baseline, of_pair, alpha=self.alpha, direction=self.direction)
 
     def comparisons(
         self, pairings: Sequence[Pairing], summaries: Summaries, values: Mapping[str, Mapping[int, float]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
@@ -13,8 +14,10 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.curves import Direction, Metric, parse_metric
 from retrain.records.runs.source import Source
 from retrain.records.runs.tuning import ConditionTuning, Values
-from retrain.verdicts.stats.best_of import Interval, best_intervals, exchange_p, expected_best
+from retrain.verdicts.stats.best_of import Blocks, Interval, best_intervals, exchange_p, expected_best
+from retrain.verdicts.stats.flip import at_most
 from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.judge import holm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class TunedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualBudget:
-    """Two conditions with `size` configurations each, by the values of the tuning runs; `p` is without correction."""
+    """Two conditions with `size` configurations each, by the values of the tuning runs; `p` is corrected (Holm)."""
 
     baseline: str
     condition: str
@@ -72,11 +75,7 @@ def tuning_view(
     return TuningView(
         metric=parse_metric(next(iter(known.values())).metric or "?", where="tuning"),
         conditions=tuple(_condition(label, known.get(label), sign) for label in labels),
-        at_equal_budget=tuple(
-            _at_equal_budget(each, known[each.baseline], known[each.condition], sign)
-            for each in comparisons
-            if {each.baseline, each.condition} <= known.keys()
-        ),
+        at_equal_budget=tuple(_at_equal_budget(comparisons, known, sign)),
         is_per_seed=all(each.is_per_seed for each in known.values()),
     )
 
@@ -121,19 +120,31 @@ def _edges(label: str, tuning: ConditionTuning, sign: float) -> Iterator[str]:
             yield f"{label}: its best {path}, {value:.3g}, is the {end} tried ({tried}): widen the range"
 
 
-def _at_equal_budget(each: Comparison, first: ConditionTuning, second: ConditionTuning, sign: float) -> EqualBudget:
-    size = min(len(first.tried), len(second.tried)) or 1
-    are_pairs = [values for values, _ in first.tried] == [values for values, _ in second.tried]
-    difference, p = exchange_p(_values(first, sign), _values(second, sign), size, are_pairs=are_pairs)
-    found = Verdict.BETTER if difference > 0.0 else Verdict.WORSE
-    return EqualBudget(
-        baseline=each.baseline,
-        condition=each.condition,
-        size=size,
-        difference=sign * difference,
-        p=p,
-        verdict=found if p <= each.alpha else Verdict.CANNOT_TELL,
-    )
+def _at_equal_budget(
+    comparisons: Sequence[Comparison], known: Mapping[str, ConditionTuning], sign: float
+) -> Iterator[EqualBudget]:
+    blocks = {label: _blocks(each, sign) for label, each in known.items() if each.tried}
+    pairs = [each for each in comparisons if {each.baseline, each.condition} <= blocks.keys()]
+    sizes = [min(len(known[label].tried) for label in (each.baseline, each.condition)) for each in pairs]
+    found = [exchange_p(blocks[e.baseline], blocks[e.condition], size) for e, size in zip(pairs, sizes, strict=True)]
+    corrected = holm([p for _, p in found])
+    for each, size, (difference, _), p in zip(pairs, sizes, found, corrected, strict=True):
+        side = Verdict.BETTER if difference > 0.0 else Verdict.WORSE
+        yield EqualBudget(
+            baseline=each.baseline,
+            condition=each.condition,
+            size=size,
+            difference=sign * difference,
+            p=p,
+            verdict=side if at_most(p, each.alpha) else Verdict.CANNOT_TELL,
+        )
+
+
+def _blocks(tuning: ConditionTuning, sign: float) -> Blocks:
+    found = defaultdict[str, list[float]](list)
+    for label, value in zip(tuning.blocks, _values(tuning, sign).tolist(), strict=True):
+        found[label].append(value)
+    return found
 
 
 def on_final_seeds(source: Source) -> Iterator[str]:

@@ -15,7 +15,7 @@ from retrain.text.tables import escaped, markdown_table, rich_table
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.chain import plain_data
 from retrain.verdicts.study.comparison import Verdict
-from retrain.verdicts.study.sensitivity import sensitivity_sentence
+from retrain.verdicts.study.sensitivity import rate_by_rate_sentence, sensitivity_sentence
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import sentences
@@ -84,6 +84,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
     yield from (sensitivity_sentence(each, study.metric) for each in study.sensitivity)
+    yield from (rate_by_rate_sentence(each, study.metric) for each in study.rate_by_rate)
     yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
     yield from sets_notes(study)
     yield from tuning_notes(study)
@@ -223,7 +224,7 @@ def tuning_notes(study: Study) -> Iterator[str]:
 
 AS_THEY_ARE = (
     *("direction", "alpha", "baseline", "align", "budget", "shortest", "standing", "exploratory", "undeclared"),
-    *("notices", "collapses", "sets", "left_out", "campaign", "sensitivity", "tuning"),
+    *("notices", "collapses", "sets", "left_out", "campaign", "sensitivity", "rate_by_rate", "tuning"),
 )
 OF_THE_PLAN = ("hypothesis", "alpha", "stop_rule", "baseline", "direction", "margin", "written", "sha256")
 
