@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.clean_environment import OURS, Installed, make_environment
+from tests.docs.clean_environment import OURS, Installed, lend_requirements, make_environment
 from tests.docs.command_plan import GIVEN, NEWCOMER, reason_not_run
 from tests.docs.reading import FENCE, ROOT, SHELL, typed_in, typed_lines
 
@@ -89,8 +89,12 @@ class Newcomer:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_readme_and_try_it_work_as_typed(tmp_path: Path) -> None:
-    """Newcomers share the environment that README's own line installs, and none waits for another."""
+    """Newcomers share the environment that README's own line installs, and none waits for another.
+
+    The same line fetches everything into an empty environment in `nox -s quickstart` and in the long test of all pages.
+    """
     installed, awaited = make_environment(tmp_path), {page: dict(lines) for page, lines in EXPECTED.items()}
+    lend_requirements(installed)
     (install,) = [line for line in typed_lines(ROOT / "README.md") if line.startswith("pip install ")]
     installed.must(install)
     installed.typed.add(install)
