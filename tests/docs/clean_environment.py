@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tests.docs.command_plan import GIVEN, SHORT, SHOWN
 from tests.docs.reading import ROOT, blocks, name_of, typed_lines
@@ -110,6 +113,34 @@ def make_environment(folder: Path) -> Installed:
         else:
             shutil.copy2(source, target)
     return installed
+
+
+def lend_requirements(installed: Installed) -> None:
+    """Link the requirements of our distributions into it, from this environment: pip then has nothing to fetch."""
+    here = Path(str(metadata.distribution("pytest").locate_file("")))
+    (there,) = installed.folder.glob("lib/python*/site-packages")
+    wanted, seen = ["retrain-local"], {"retrain-local"}
+    while wanted:
+        distribution = metadata.distribution(wanted.pop())
+        for need in map(Requirement, distribution.requires or ()):
+            if need.name not in seen and (need.marker is None or need.marker.evaluate({"extra": ""})):
+                seen.add(need.name)
+                wanted.append(need.name)
+        if distribution.name not in OURS:
+            for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+                if (here / name).is_dir():
+                    shutil.copytree(here / name, there / name, copy_function=_link, dirs_exist_ok=True)
+                else:
+                    _link(here / name, there / name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:  # two distributions have files in one package
+        pass
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def make_stage(installed: Installed) -> None:

@@ -162,7 +162,7 @@ GIVEN = {
         "hard.jsonl": TASKS,
     },
 }
-# Typed one after the other in one folder.
+# Typed by tests/docs/test_newcomer.py.
 NEWCOMER = ("README.md", "docs/pages/try-it.md")
 # Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
 IN_ORDER = (

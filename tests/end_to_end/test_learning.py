@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.reading import SITE, blocks
 from tests.end_to_end.running import records, retrain, tiny
 
 OTHERS = (("grpo", "none"), ("maxrl", "none"), ("maxrl", "gtpo"), ("maxrl", "gtpo_hicra"))
@@ -157,22 +158,21 @@ def test_eight_updates_learn_more_per_sample_than_one(seed: str, tmp_path: Path)
 
 @pytest.mark.long
 def test_20_supervised_steps_raise_a_rate_under_5_percent_over_30_and_rl_goes_on(tmp_path: Path) -> None:
-    """Sums of three numbers with their solution, which the embedded model was never taught."""
+    """The configuration of the page, on sums of three numbers that the embedded model was never taught."""
     rng, rows = random.Random(0), dict[tuple[int, ...], dict[str, str]]()
     while len(rows) < 1000:
         a, b, c = terms = tuple(rng.randint(2, 12) for _ in range(3))
         solution = f"{a} + {b} = {a + b}, {a + b} + {c} = {a + b + c}. \\boxed{{{a + b + c}}}"
         rows[terms] = {"prompt": f"What is {a} + {b} + {c}?", "answer": str(a + b + c), "solution": solution}
     write(tmp_path / "chains.jsonl", list(rows.values()))
-    flags = ("--data-source", "files", "--data-path", "chains.jsonl", "--eval-every", "0", "--save-every", "0")
-    size = ("--max-tokens", "40", "--lr", "1e-3")
-    tiny(*flags, *size, "--max-steps", "1", "--log-dir", "cold", cwd=tmp_path)
-    warm = ("--sft-steps", "20", "--sft-answer", "solution", "--sft-lr", "6e-3")
-    tiny(*flags, *size, *warm, "--max-steps", "20", "--log-dir", "warm", cwd=tmp_path)
+    (shown,) = (block for block in blocks(SITE / "algorithms/teachers.md", "toml") if "[sft]" in block)
+    (tmp_path / "retrain.toml").write_text(shown, encoding="utf-8")
+    tiny("--sft-steps", "0", "--max-steps", "1", "--log-dir", "cold", cwd=tmp_path)
+    tiny("--log-dir", "warm", cwd=tmp_path)
     first, last = held_out(tmp_path / "warm")
     assert held_out(tmp_path / "cold")[0] < 0.05
     assert first > 0.30
-    assert last > first + 0.1  # measured: 0.016, 0.547, 0.707
+    assert last > first + 0.05  # measured: 0.016, 0.684, 0.777
 
 
 @pytest.mark.long

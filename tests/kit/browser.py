@@ -19,6 +19,7 @@ OPTIONS = (
     *("--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--virtual-time-budget=2000"),
 )
+ATTEMPT_TIMEOUT_S = 60.0
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
 
 
@@ -30,18 +31,20 @@ def dom_of(page: str) -> str:
         return dom_at(file.as_uri())
 
 
-def dom_at(address: str, *options: str) -> str:
+def dom_at(address: str, *options: str, attempts: int = 3) -> str:
     """The document that the browser holds after opening an address."""
-    with tempfile.TemporaryDirectory() as profile:
-        sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
-        done = subprocess.run(
-            [CHROMIUM, *OPTIONS, *options, *sandbox, f"--user-data-dir={profile}", "--dump-dom", address],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    return done.stdout
+    sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [CHROMIUM, *OPTIONS, *options, *sandbox, f"--user-data-dir={profile}", "--dump-dom", address]
+        dom = Path(profile, "dom.html")  # a pipe would be waited for until the browser's helpers have ended, too
+        try:
+            with dom.open("wb") as stream:
+                subprocess.run(command, stdout=stream, timeout=ATTEMPT_TIMEOUT_S, check=True)
+            return dom.read_text(encoding="utf-8")
+        except subprocess.TimeoutExpired:  # once in a while a browser does not start, whatever the page
+            if attempts == 1:
+                raise
+    return dom_at(address, *options, attempts=attempts - 1)
 
 
 def in_frame(page: str, script: str, *, width_px: int) -> Any:

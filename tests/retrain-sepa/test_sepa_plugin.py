@@ -189,7 +189,7 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins, name):
         assert (loss, more) == ("a divergence", f'`[distil] teacher = "{teacher}"`')
         return
     params = found.pop("algorithm.advantage_params", {})
-    assert params == ({"scale": "std", "ddof": 1} if "over the group's deviation" in advantage else {})
+    assert params == ({"scale": "std", "ddof": 1} if advantage.endswith("/ std") else {})
     assert loss.startswith(f"`{found.pop('algorithm.loss')}`")
     assert f"`{found.pop('algorithm.aggregation')}`" == aggregation
     assert found.pop("algorithm.transform_mode") == "none"

@@ -314,7 +314,7 @@ def test_the_sign_of_an_advantage_flipped_after_the_campaign(run_own, capsys):
     assert run_own(arguments=("--resume-anyway",)).started == []
     told = capsys.readouterr().out
     assert "Already complete: all 4 runs are done" in told
-    assert "made with code or data that has changed since: own_sign.py:3 changed" in told
+    assert "own_sign.py:3 changed: 'SIGN = 1' is now 'SIGN = -1'" in told
     assert sorted(run_own("[1, 2, 3]", arguments=("--resume-anyway",)).started) == [f"{OWN}_s3", "toy_raw+toy_flat_s3"]
     [accepted] = manifest()["accepted"]
     assert "own_sign.py:3 changed" in accepted["changes"][0]
