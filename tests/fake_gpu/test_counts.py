@@ -109,6 +109,17 @@ def test_launches_of_a_token_and_of_a_layer(qwen3: MakeFolder) -> None:
     assert sum(growth(trained[1], trained[0], units=2).values()) == LAUNCHES_OF_A_TRAINED_LAYER
 
 
+def test_a_shared_prompt_is_one_more_launch_a_layer(qwen3: MakeFolder) -> None:
+    captured = []
+    for layers in (2, 4):
+        with on_card(qwen3("tiny", num_hidden_layers=layers)) as card:
+            card.sample(Load(prompts=2, group=16, prompt=300, new=SEGMENT))
+            (graph,) = card.gpu.record.captured
+            captured.append(graph)
+            assert not card.faults()
+    assert growth(captured[1], captured[0], units=2) == DECODED_LAYER | {"triton attend": 2}
+
+
 def test_publishing_waits_for_nothing(qwen3: MakeFolder) -> None:
     with on_card(qwen3("tiny")) as card:
         card.step()

@@ -86,11 +86,13 @@ def test_operations_between_products(layer: Any) -> None:
 
 @interpreted
 @pytest.mark.parametrize("rank", RANKS)
-def test_operations_of_decoding(rank: int) -> None:
-    from retrain_local.model.decode_triton import KERNELS
-    from retrain_local.model.fused import decode_faults
+def test_operations_behind_an_adapter(rank: int) -> None:
+    from retrain_local.model.decode_triton import GATES, KERNELS
+    from retrain_local.model.fused import decode_faults, gate_faults
 
-    assert not list(decode_faults(KERNELS, CPU, BF16, shape(4, 2, 64, hidden=256, inner=128), rank))
+    layer = shape(4, 2, 64, hidden=256, inner=128)
+    assert not list(decode_faults(KERNELS, CPU, BF16, layer, rank))
+    assert not list(gate_faults(GATES, CPU, BF16, layer, rank))
 
 
 @interpreted

@@ -18,7 +18,7 @@ SAMPLED = (
     Load(prompts=1, group=8, prompt=300, new=8),
     Load(prompts=1, group=1),
 )
-TRAINED = {"_softmax", "_add_norm", "_rms_norm_back", "_turn_heads", "_turn_heads_back", "_swiglu", "_swiglu_back"}
+TRAINED = {"_softmax", "_add_norm", "_rms_norm_back", "_turn_heads", "_turn_heads_back", "_swiglu", "_gates_back"}
 
 
 def test_a_step_runs_through_graphs_and_kernels(qwen3: MakeFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain_local.memory.sizes import BLOCK_SIZE
 from tests.kit.fake_gpu.backends import Load, OnCard, on_card
 from tests.kit.fake_gpu.card import H100, Card
 from tests.kit.fake_gpu.graph import REPLAYED
@@ -42,12 +43,12 @@ class Sizes:
         layers, heads, kv_heads, head_size = (config[name] for name in names)
         return cls(layers=layers, heads=heads, kv_heads=kv_heads, head_size=head_size)
 
-    def read(self, load: Load, context: float, key_bytes: int) -> Work:
-        """Return the work of one token's attention in all layers; each row reads its whole context."""
-        keys = self.layers * load.prompts * load.group * context
+    def read(self, load: Load, context: float, key_bytes: int, shared: int) -> Work:
+        """Return the work of one token's attention in all layers; a group reads the keys that it shares once."""
+        keys = load.prompts * (load.group * (context - shared) + shared)
         return Work(
-            moved_bytes=keys * 2 * self.kv_heads * self.head_size * key_bytes,
-            operations=4 * keys * self.heads * self.head_size,
+            moved_bytes=self.layers * keys * 2 * self.kv_heads * self.head_size * key_bytes,
+            operations=4 * self.layers * load.prompts * load.group * context * self.heads * self.head_size,
         )
 
     def packed(self, load: Load) -> float:
@@ -80,7 +81,8 @@ def decoding(shape: str, card: Card, load: Load, *, key_bytes: int = 2, **option
                 found.append({key: each * (1 / TOKENS) for key, each in work.items()})
     table = of_all_layers(found[0], found[1], sizes.layers)
     (key,) = (key for key in table if key[0] == READ)
-    table[key] += sizes.read(load, load.prompt + load.new / 2, key_bytes)
+    shared = (load.prompt - 1) // BLOCK_SIZE * BLOCK_SIZE if table[key].calls > sizes.layers else 0
+    table[key] += sizes.read(load, load.prompt + load.new / 2, key_bytes, shared)
     return table
 
 

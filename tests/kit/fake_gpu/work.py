@@ -11,6 +11,7 @@ from torch import Tensor
 PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}  # index of the left matrix
 GATHERS = frozenset({"index_select", "gather", "embedding", "index"})
 WRITES = frozenset({"index_copy_"})
+OVERWRITES = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,11 @@ def work_of(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> W
     elif name in WRITES:
         moved = 2 * covered_bytes(inputs[-1])
     else:
-        # a tensor that is updated is read and written at the same address, and counted once more
+        # A view that is given twice is counted once, unless it is updated: then it is read and written.
         seen = {(x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape)): x for x in (*inputs, *outputs)}
         moved = sum(covered_bytes(x) for x in seen.values() if x.is_cuda)
+        if name.endswith("_") and name not in OVERWRITES:
+            moved += sum(map(covered_bytes, outputs))
     left = PRODUCTS.get(name)
     operations = 0 if left is None else 2 * inputs[left].numel() * inputs[left + 1].shape[-1]
     return Work(calls=1, moved_bytes=moved, operations=operations)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.pages import PagedKernels, Pages
+from retrain_local.attention.pages import PagedKernels, Pages, Prefixes
 from retrain_local.attention.select_kernels import paged_faults
 from retrain_local.decoder import Scores, Shape
 from retrain_local.devices.kernel_trials import first_fault
@@ -61,8 +61,10 @@ class Case:
         self.lengths_B = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
         self.tables_BM = self.tables_BM.to(DEVICE)
 
-    def read(self, kernels: Any, scores: Scores = SCORES, pages: Pages | None = None) -> Tensor:
-        given = pages or Pages(*self.pools), self.tables_BM, self.lengths_B, scores
+    def read(
+        self, kernels: Any, scores: Scores = SCORES, pages: Pages | None = None, prefixes: Prefixes | None = None
+    ) -> Tensor:
+        given = pages or Pages(*self.pools), self.tables_BM, self.lengths_B, scores, prefixes
         return kernels.read(self.queries_BHD, *given)  # type: ignore[no-any-return]
 
     def gap(self, scores: Scores = SCORES, kernels: Any = None) -> float:
@@ -109,6 +111,21 @@ def test_a_length_beyond_the_table_reads_to_its_end_and_a_wide_table_changes_not
     case.lengths_B[1] += 7
     torch.testing.assert_close(case.read(make_kernels())[1], wanted)
     assert Case([9, 20], shape(4, 2, 32), more_width=100).gap() < 1e-5
+
+
+@kernels_run
+@pytest.mark.parametrize("multiprocessors", [1, 20])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_shared_prefix_is_read_from_the_first_row_only(multiprocessors: int, sinks: bool) -> None:
+    case, tokens = Case([9, 300, 170, 200], shape(4, 2, 32)), 160
+    shared = tokens // BLOCK_SIZE
+    case.tables_BM[2:, :shared] = case.tables_BM[1, :shared]
+    scores = Scores(scale=0.2, sinks_H=torch.tensor([3.0, -1.0, 0.0, 40.0], device=DEVICE) if sinks else None)
+    wanted = case.read(PagedKernels(), scores)
+    case.tables_BM[2:, :shared] = 0  # the scratch block, whose numbers are NaN
+    given = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in ([0] + [tokens] * 3, [0, 3, 0, 0]))
+    got = case.read(make_kernels(multiprocessors), scores, prefixes=Prefixes(*given))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @kernels_run

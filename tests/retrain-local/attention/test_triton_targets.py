@@ -53,10 +53,13 @@ def strides(*names: str) -> dict[str, str]:
         ("fp32", "i8", 32, 2, 1),
     ],
 )
-@pytest.mark.parametrize("extras", [False, True])
-def test_reads(capability: int, dtype: str, stored: str, size: int, group: int, splits: int, extras: bool) -> None:
+@pytest.mark.parametrize(("extras", "prefix"), [(False, ""), (True, ""), (False, "itself"), (True, "before")])
+def test_reads(
+    capability: int, dtype: str, stored: str, size: int, group: int, splits: int, extras: bool, prefix: str
+) -> None:
     from retrain_local.attention import paged_triton
     from retrain_local.attention.paged_triton import TILE_BYTES
+    from retrain_local.attention.pages import SHARED_STRETCHES, shared_heads
 
     if stored == "fp8e4nv" and capability < 89:
         pytest.skip("it has no 8-bit floats, and is refused them")
@@ -64,6 +67,10 @@ def test_reads(capability: int, dtype: str, stored: str, size: int, group: int, 
     types = {"queries": f"*{dtype}", "keys": f"*{stored}", "values": f"*{stored}"}
     types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if quantised else f"*{stored}")
     types |= {"tables": "*i32", "lengths": "*i32", "sinks": f"*{dtype}"}
+    types |= dict.fromkeys(("shared_tokens", "shared_rows"), "*i32") | dict.fromkeys(
+        ("shared_parts", "shared_sums"), "*fp32" if prefix or splits > 1 else f"*{dtype}"
+    )
+    splits = SHARED_STRETCHES if prefix == "itself" else splits
     types |= dict.fromkeys(("parts", "sums"), f"*{dtype}" if splits == 1 else "*fp32")
     types |= {"scale": "fp32", "softcap": "fp32", "window": "i32"}
     types |= strides("query_row", "query_head", "key_block", "key_place", "key_head")
@@ -73,7 +80,14 @@ def test_reads(capability: int, dtype: str, stored: str, size: int, group: int, 
     constants |= {"TILE_KEYS": max(16, min(64, TILE_BYTES // (size * ITEM[stored])))}
     constants |= {"TILE_SIZE": size, "TILE_VALUE": size, "IS_QUANTISED": quantised}
     constants |= dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), extras)
-    made = compiled(paged_triton.attend, types, constants, capability, num_warps=4, num_stages=3)
+    constants |= {"HAS_WINDOW": extras and not prefix, "SHARED": SHARED_STRETCHES}
+    constants |= {"IS_SHARED": prefix == "itself", "HAS_SHARED": prefix == "before"}
+    if prefix == "itself":
+        if 2 * group > (tile := shared_heads(size)):
+            pytest.skip("two rows of these heads do not fit")
+        constants["TILE_HEADS"] = tile
+    stages = 2 if prefix == "itself" else 3
+    made = compiled(paged_triton.attend, types, constants, capability, num_warps=4, num_stages=stages)
     assert made.metadata.shared <= SMALLEST_SHARED_MEMORY
     if dtype != "fp32":
         assert "mma" in made.asm["ptx"], "tensor cores"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from retrain_local.memory.sizes import PREPACK_FROM
+from retrain_local.model import operations
 from retrain_local.model import projection as prepacked
 from retrain_local.model.adapter import Adapter, Lora, create_adapters
+from retrain_local.model.fused import PLAIN_GATES
 from retrain_local.model.projection import (
     Plain,
     Prepacked,
@@ -81,6 +84,28 @@ def test_training(
         assert relative(mine, other.double()) < 2 * tolerance
     frozen = torch.autograd.grad((kind(adapter)(x.detach()) * weights).sum(), asked[1:])
     assert all(torch.equal(mine, other) for mine, other in zip(frozen, gradients[1:], strict=True))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_gates_that_complete_a_product(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
+    whole = fused(dtype, biased=biased)
+    sizes = (sum(SIZES) // 2,) * 2
+    linear = replace(whole, names=("gate", "up"), sizes=sizes)
+    adapter, x = adapted(linear), drawn(50, INPUTS).to(dtype).requires_grad_(True)
+    product, asked = TrainedLowRank(adapter), [x, *adapter.parts_a, *adapter.parts_b]
+    ways = product.gated(x, adapter, PLAIN_GATES), operations.swiglu(product(x))
+    assert relative(*(way.detach() for way in ways)) < tolerance
+    weights = drawn(50, sizes[0]).to(dtype)
+    found, wanted = (torch.autograd.grad((way * weights).sum(), asked) for way in ways)
+    for mine, other, leaf in zip(found, wanted, asked, strict=True):
+        assert mine.dtype == leaf.dtype
+        assert relative(mine, other) < tolerance
+    with operations.made_again(again := product.gated(x, adapter, PLAIN_GATES)):
+        (again * again).sum().backward()
+    once = product.gated(x.detach(), adapter, PLAIN_GATES)
+    (wanted_a, *_) = torch.autograd.grad((once * once).sum(), adapter.parts_a)
+    assert torch.equal(adapter.parts_a[0].grad, wanted_a)
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.pages import PagedKernels, Pages
+from retrain_local.attention.pages import PagedKernels, Pages, Prefixes
+from retrain_local.decoder import Scores
+from retrain_local.memory.sizes import BLOCK_SIZE
 from retrain_local.sampling import decode as graphs
 from retrain_local.sampling.decode import Graphs, bucket, decode_step
 from tests.kit.dispatched import Dispatched
@@ -61,6 +63,43 @@ def test_every_size_of_batch_has_one_place_in_memory_for_good(engines: Engines) 
         assert rows == bucket(rows)
         assert width & (width - 1) == 0
         assert len(addresses) == 1
+
+
+class SharingPages(PagedKernels):
+    """Checks that rows have in common what they are said to share, and remembers between how many rows."""
+
+    def __init__(self) -> None:
+        self.counts: set[int] = set()
+
+    def read(
+        self,
+        queries_BHD: Tensor,
+        pages: Pages,
+        tables_BM: Tensor,
+        lengths_B: Tensor,
+        scores: Scores,
+        prefixes: Prefixes | None = None,
+    ) -> Tensor:
+        for first, rows in enumerate([] if prefixes is None else prefixes.rows_B.tolist()):
+            self.counts.add(rows)
+            for row in range(first, first + rows):
+                tokens = int(prefixes.tokens_B[first])
+                assert tokens == prefixes.tokens_B[row]
+                assert 0 < tokens < lengths_B[row]
+                assert torch.equal(*(tables_BM[at, : tokens // BLOCK_SIZE] for at in (first, row)))
+        return super().read(queries_BHD, pages, tables_BM, lengths_B, scores)
+
+
+def test_rows_of_a_group_share_their_prompt(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = SharingPages()
+    wanted = engines.make(kernels=paged(kernels)).sample(engines.requests, PARAMS)
+    assert not kernels.counts, "prompts this short are not worth a launch"
+    monkeypatch.setattr(graphs, "SAVED_READS", 1)
+    all_same(engines.make(kernels=paged(kernels)).sample(engines.requests, PARAMS), wanted, atol=0.0)
+    assert max(kernels.counts) > 1
+    kernels.counts.clear()
+    engines.make(kernels=paged(kernels), prefix_caching=False).sample(engines.requests, PARAMS)
+    assert not kernels.counts, "without prefix caching every row has its own blocks"
 
 
 def test_what_a_step_advances_is_put_back_by_a_warm_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Triton over pages of keys and values: reads for one new token per row, and writes. Imported only for CUDA.
 
 A read is flash decoding: every program handles one row, one key head with all its query heads, and one stretch of the
-row's keys; a second kernel joins the stretches. Lengths and block tables are read on the device and the grid depends on
-the number of rows only, so that a captured CUDA graph stays right while rows grow.
+row's keys; a second kernel joins the stretches. Keys that rows share may be read first, for all of these rows at once;
+the first stretch of each row continues from there. Lengths and block tables are read on the device and the grid
+depends on the number of rows only, so that a captured CUDA graph stays right while rows grow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.attention.pages import LARGEST, PagedKernels, Pages, key_stretches
+from retrain_local.attention.pages import (
+    LARGEST,
+    SHARED_STRETCHES,
+    PagedKernels,
+    Pages,
+    Prefixes,
+    key_stretches,
+    shared_heads,
+)
 from retrain_local.decoder import Scores
 from retrain_local.devices.kernel_trials import dense, on_device_of
 
@@ -27,7 +36,15 @@ class TritonPages(PagedKernels):
     def __init__(self, multiprocessors: int) -> None:
         self._programs = PROGRAMS_PER_SM * multiprocessors
 
-    def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, lengths_B: Tensor, scores: Scores) -> Tensor:
+    def read(
+        self,
+        queries_BHD: Tensor,
+        pages: Pages,
+        tables_BM: Tensor,
+        lengths_B: Tensor,
+        scores: Scores,
+        prefixes: Prefixes | None = None,
+    ) -> Tensor:
         keys, values = pages.keys, pages.values
         rows, heads, size = queries_BHD.shape
         block_size, kv_heads, value_size = values.shape[1:]
@@ -35,32 +52,27 @@ class TritonPages(PagedKernels):
         splits = key_stretches(self._programs, rows * kv_heads, max_keys)
         queries_BHD = dense(queries_BHD)
         out_BHD = queries_BHD.new_empty(rows, heads, value_size)
-        parts, sums = out_BHD, out_BHD
-        if splits > 1:
-            parts = out_BHD.new_empty(rows, heads, splits, value_size, dtype=torch.float32)
-            sums = out_BHD.new_empty(rows, heads, splits, dtype=torch.float32)
+        parts, sums = _states(out_BHD, splits) if splits > 1 else (out_BHD, out_BHD)
+        shared = None if prefixes is None or scores.window else _states(out_BHD, SHARED_STRETCHES)
+        tokens_B, rows_B = (lengths_B,) * 2 if prefixes is None else (prefixes.tokens_B, prefixes.rows_B)
         sinks = queries_BHD if scores.sinks_H is None else scores.sinks_H
-        numbers = float(scores.scale), float(scores.softcap or 0.0), scores.window or 0
         strides = *queries_BHD.stride()[:2], *keys.stride()[:3], *values.stride()[:3], tables_BM.stride(0)
+        numbers = float(scores.scale), float(scores.softcap or 0.0), scores.window or 0, *strides, max_keys
         sizes = _sizes(heads // kv_heads, size, value_size, keys.element_size())
-        has = {"HAS_WINDOW": scores.window is not None, "HAS_SOFTCAP": scores.softcap is not None}
-        has |= {"HAS_SINKS": scores.sinks_H is not None, "IS_QUANTISED": pages.key_scales is not None}
+        sizes |= {"HEADS": heads, "BLOCK_SIZE": block_size, "SHARED": SHARED_STRETCHES}
+        sizes |= {"HAS_WINDOW": scores.window is not None, "HAS_SOFTCAP": scores.softcap is not None}
+        sizes |= {"HAS_SINKS": scores.sinks_H is not None, "IS_QUANTISED": pages.key_scales is not None}
         with on_device_of(queries_BHD):
-            given = (
-                queries_BHD,
-                *_tensors(pages),
-                tables_BM,
-                lengths_B,
-                sinks,
-                parts,
-                sums,
-                *numbers,
-                *strides,
-                max_keys,
-            )
-            shape = {"HEADS": heads, "BLOCK_SIZE": block_size, "SPLITS": splits}
+            given = queries_BHD, *_tensors(pages), tables_BM, lengths_B, sinks, tokens_B, rows_B
+            if shared is not None:
+                first = sizes | {"TILE_HEADS": shared_heads(value_size), "SPLITS": SHARED_STRETCHES, "HAS_SINKS": False}
+                first |= {"IS_SHARED": True, "HAS_SHARED": False}
+                grid = rows, kv_heads, SHARED_STRETCHES
+                attend[grid](*given, *shared, *shared, *numbers, **first, num_warps=4, num_stages=2)
+            sizes |= {"IS_SHARED": False, "HAS_SHARED": shared is not None, "SPLITS": splits}
+            before = shared or (parts, sums)
             # three stages: table, keys and values are all loaded ahead
-            attend[(rows, kv_heads, splits)](*given, **shape, **sizes, **has, num_warps=4, num_stages=3)
+            attend[(rows, kv_heads, splits)](*given, *before, parts, sums, *numbers, **sizes, num_warps=4, num_stages=3)
             if splits > 1:
                 tile = triton.next_power_of_2(value_size)
                 join[(rows, heads)](parts, sums, out_BHD, heads, value_size, splits, tile, num_warps=4)
@@ -94,6 +106,13 @@ def _sizes(group: int, size: int, value_size: int, element_bytes: int) -> dict[s
     }
 
 
+def _states(out_BHD: Tensor, stretches: int) -> tuple[Tensor, Tensor]:
+    """Return averages over a stretch of keys, and their weights as logarithms."""
+    rows, heads, value_size = out_BHD.shape
+    parts = out_BHD.new_empty(rows, heads, stretches, value_size, dtype=torch.float32)
+    return parts, out_BHD.new_empty(rows, heads, stretches, dtype=torch.float32)
+
+
 def _tensors(pages: Pages) -> list[Tensor]:
     """Return keys, values and their scales; a pool takes the place of missing scales."""
     scales = [pool if found is None else found for pool, found in pages.sides]
@@ -110,6 +129,10 @@ def attend(  # type: ignore[no-untyped-def]
     tables,
     lengths,
     sinks,
+    shared_tokens,
+    shared_rows,
+    shared_parts,
+    shared_sums,
     parts,
     sums,
     scale,
@@ -131,6 +154,7 @@ def attend(  # type: ignore[no-untyped-def]
     VALUE_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     TILE_SIZE: tl.constexpr,
@@ -139,20 +163,27 @@ def attend(  # type: ignore[no-untyped-def]
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_QUANTISED: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
 ):
     # names of arguments that end in _row, _head, _block, _place are strides
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    in_group = tl.arange(0, TILE_HEADS)
-    is_head = in_group < GROUP
-    heads = kv_head * GROUP + in_group
+    count = 1
+    if IS_SHARED:
+        count = tl.load(shared_rows + row)  # 0 but for the first of the rows that share
+    in_tile = tl.arange(0, TILE_HEADS)
+    is_head = in_tile < count * GROUP
+    heads = kv_head * GROUP + in_tile % GROUP
+    rows = row + in_tile // GROUP
+    place_of = rows * HEADS + heads
     dims = tl.arange(0, TILE_SIZE)
     value_dims = tl.arange(0, TILE_VALUE)
     is_dim = dims < SIZE
     is_value_dim = value_dims < VALUE_SIZE
     q = tl.load(
-        queries + row * query_row + heads[:, None] * query_head + dims[None, :],
+        queries + (rows * query_row + heads * query_head)[:, None] + dims[None, :],
         mask=is_head[:, None] & is_dim[None, :],
         other=0.0,
     )
@@ -162,6 +193,10 @@ def attend(  # type: ignore[no-untyped-def]
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length - window, 0)
+    if HAS_SHARED:
+        first = tl.load(shared_tokens + row)
+    if IS_SHARED:
+        length = tl.where(count > 0, tl.load(shared_tokens + row), 0)
     stretch = tl.cdiv(tl.cdiv(length - first, TILE_KEYS), SPLITS) * TILE_KEYS
     start = first + split * stretch
     end = tl.minimum(start + stretch, length)
@@ -174,6 +209,23 @@ def attend(  # type: ignore[no-untyped-def]
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, total + 1.0, total)
     gathered = tl.zeros([TILE_HEADS, TILE_VALUE], tl.float32)
+    if HAS_SHARED:
+        is_joined = is_head & (first > 0) & (split == 0)
+        for stretch_of in range(SHARED):
+            at = place_of * SHARED + stretch_of
+            log = tl.load(shared_sums + at, mask=is_joined, other=float("-inf"))
+            part = tl.load(
+                shared_parts + at[:, None] * VALUE_SIZE + value_dims[None, :],
+                mask=is_joined[:, None] & is_value_dim[None, :],
+                other=0.0,
+            )
+            new_top = tl.maximum(top, log)
+            finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = tl.exp(top - finite)
+            weight = tl.exp(log - finite)
+            total = total * shrink + weight
+            gathered = gathered * shrink[:, None] + part * weight[:, None]
+            top = new_top
 
     for base in range(start, end, TILE_KEYS):
         at = base + tl.arange(0, TILE_KEYS)
@@ -212,7 +264,6 @@ def attend(  # type: ignore[no-untyped-def]
 
     divisor = tl.where(total == 0.0, 1.0, total)  # a stretch without keys
     gathered = gathered / divisor[:, None]
-    place_of = row * HEADS + heads
     mask = is_head[:, None] & is_value_dim[None, :]
     if SPLITS == 1:
         tl.store(

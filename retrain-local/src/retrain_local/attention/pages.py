@@ -17,6 +17,7 @@ STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn
 # The stored value of the largest element of a head.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 SHORTEST_STRETCH, MAX_STRETCHES = 128, 32
+SHARED_STRETCHES = 2  # into which a shared prefix is cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,37 @@ class Pages:
         return (self.keys, self.key_scales), (self.values, self.value_scales)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefixes:
+    """Keys that neighbouring rows share: how many each row shares, and by how many rows, at the first of these.
+
+    Both are 0 elsewhere. A key is read once for all of these rows.
+    """
+
+    tokens_B: Tensor
+    rows_B: Tensor
+
+
+def shared_heads(value_size: int) -> int:
+    """Return the query heads, of all rows, that one program reads shared keys for: their sums fill its registers."""
+    return 64 if value_size <= 128 else 32
+
+
+def shared_prefixes(tables_BM: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the leading blocks that a row shares with its neighbours, at most `most` rows, and `Prefixes.rows_B`."""
+    same = (tables_BM[1:] == tables_BM[:-1]) & (tables_BM[1:] > 0)  # block 0 is scratch
+    common = [*np.cumprod(same, axis=1).sum(axis=1).tolist(), 0]  # with the next row
+    blocks_B, rows_B = np.zeros((2, len(tables_BM)), dtype=np.int32)
+    first = 0
+    for row in range(len(tables_BM)):
+        if common[row] and common[row] == common[first] and row + 1 - first < most:
+            continue
+        if row > first:
+            blocks_B[first : row + 1], rows_B[first] = common[first], row + 1 - first
+        first = row + 1
+    return blocks_B, rows_B
+
+
 class PagedKernels:
     """The definition that kernels agree with, in fp32; unlike it they never wait for the device (CUDA graphs)."""
 
@@ -52,7 +84,15 @@ class PagedKernels:
                 cells = cells.round() if pool.dtype is torch.int8 else cells
             as_bytes(pool).flatten(0, 1)[slots_N] = as_bytes(cells.to(pool.dtype))
 
-    def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, lengths_B: Tensor, scores: Scores) -> Tensor:
+    def read(
+        self,
+        queries_BHD: Tensor,
+        pages: Pages,
+        tables_BM: Tensor,
+        lengths_B: Tensor,
+        scores: Scores,
+        prefixes: Prefixes | None = None,
+    ) -> Tensor:
         """Attend to `lengths_B` (int32) keys in the blocks `tables_BM` (int32): [B, heads, value_size], 0 without."""
         most = tables_BM.shape[1] * pages.keys.shape[1]
         gathered = []

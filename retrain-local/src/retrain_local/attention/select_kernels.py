@@ -17,7 +17,7 @@ from torch import Tensor
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
 from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
-from retrain_local.attention.pages import STORED, PagedKernels, Pages, zeros
+from retrain_local.attention.pages import STORED, PagedKernels, Pages, Prefixes, shared_heads, zeros
 from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.devices.kernel_trials import difference, first_fault
 
@@ -163,7 +163,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # 
 # Of 8-bit pools: half a unit in the last place, plus the rounding of bf16.
 TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}
 CASE = Spans(lengths=(40, 1, 19, 130, 3, 5), prefixes=(-1, 0, 0, -1, 3, 3))
-ROW_LENGTHS = 1, 16, 45, 250, 0
+ROW_LENGTHS = 1, 16, 250, 135, 0
+SHARED = (0, 0, 128, 128, 0), (0, 0, 2, 0, 0)  # keys of each row, and `Prefixes.rows_B`
 BLOCK_SIZE = 16
 TABLE_WIDTHS = 16, 24, 32, 64  # blocks: many multiprocessors cut these keys into 2, 4, 4 and 8 stretches
 MANY = 2**10  # multiprocessors
@@ -201,6 +202,8 @@ def paged_faults(
     blocks = [-(-length // BLOCK_SIZE) for length in ROW_LENGTHS]
     table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is scratch
     padded_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)
+    count = max(SHARED[0]) // BLOCK_SIZE
+    padded_BM[3, :count] = padded_BM[2, :count]
     lengths_B = torch.tensor(ROW_LENGTHS, dtype=torch.int32, device=device)
     cells = 1 + sum(blocks), BLOCK_SIZE, shape.kv_heads
     new_keys, new_values = (
@@ -214,10 +217,14 @@ def paged_faults(
         found = pool.float() if scales is None else pool.float() * scales[..., None]
         yield from difference(f"stored {name}", found.flatten(0, 1), new, TOLERANCE[stored])
     queries_BHD = _numbers((len(ROW_LENGTHS), shape.heads, shape.head_size), dtype, device, 2)
-    for width, window in product(TABLE_WIDTHS, WINDOWS):
+    shared = Prefixes(*(torch.tensor(each, dtype=torch.int32, device=device) for each in SHARED))
+    cases: list[tuple[int | None, Prefixes | None]] = [(window, None) for window in WINDOWS]
+    cases += [(None, shared)] * (2 * shape.heads // shape.kv_heads <= shared_heads(shape.value_size))
+    for width, (window, prefixes) in product(TABLE_WIDTHS, cases):
         scores = Scores(scale=shape.head_size**-0.5, window=window)
         tables_BM = torch.nn.functional.pad(padded_BM, (0, width - padded_BM.shape[1]))
-        got, wanted = (one.read(queries_BHD, pages, tables_BM, lengths_B, scores) for one in (kernels, PagedKernels()))
+        given = queries_BHD, pages, tables_BM, lengths_B, scores, prefixes
+        got, wanted = (one.read(*given) for one in (kernels, PagedKernels()))
         yield from difference("output", got, wanted, TOLERANCE[dtype])
 
 

@@ -1,4 +1,4 @@
-"""`DecodeKernels` in Triton: the adapter's second product, of a few dozen columns, is made where it is added."""
+"""`DecodeKernels` and `Gates` in Triton: the adapter's second product, of few columns, is made where it is added."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 from retrain_local.decoder import Target
-from retrain_local.devices.kernel_trials import on_device_of
+from retrain_local.devices.kernel_trials import dense, on_device_of
 from retrain_local.model.fused import DecodeKernels
 from retrain_local.model.operations import Turn
 from retrain_local.model.operations_triton import add_norm
-from retrain_local.model.projection import LowRankSum
+from retrain_local.model.projection import Gates, LowRankSum
 
 # A tensor core multiplies 16 rows at least. Of more rows 32 share a tile of B.
 TILE_ROWS = 16, 32
@@ -50,7 +50,20 @@ def swiglu(product: LowRankSum) -> Tensor:
     return gated
 
 
+def swiglu_back(product: LowRankSum, g: Tensor) -> Tensor:
+    y, inner, b, g = product.y_NO, product.inner_NR, product.b_OR, dense(g)
+    (rows, outputs), rank = y.shape, b.shape[1]
+    into = y.new_empty(rows, outputs)
+    grid = triton.cdiv(rows, TILE_ROWS[1]), triton.cdiv(outputs // 2, TILE_COLUMNS)
+    tiles = {"TILE_ROWS": TILE_ROWS[1], "TILE": TILE_COLUMNS, "TILE_RANK": TILE_RANKS[rank > TILE_RANKS[0]]}
+    with on_device_of(y):
+        given = y, inner, b, g, into, y.stride(0), inner.stride(0), g.stride(0), rows
+        _gates_back[grid](*given, INNER=outputs // 2, RANK=rank, **tiles, num_warps=4)
+    return into
+
+
 KERNELS = DecodeKernels(add_norm=add_norm, heads=heads, swiglu=swiglu)  # without gradients
+GATES = Gates(forward=swiglu, backward=swiglu_back)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -168,3 +181,35 @@ def _swiglu(  # type: ignore[no-untyped-def]
     number = gated.dtype.element_ty
     out = (gate * tl.sigmoid(gate)).to(number) * up.to(number)
     tl.store(gated + rows[:, None] * INNER + at[None, :], out, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gates_back(  # type: ignore[no-untyped-def]
+    y,
+    inner,
+    b,
+    g,
+    into,
+    y_row,
+    inner_row,
+    g_row,
+    num_rows,
+    INNER: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_RANK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_row = rows < num_rows
+    is_column = at < INNER
+    is_cell = is_row[:, None] & is_column[None, :]
+    gate = _completed(y, inner, b, rows, at, y_row, inner_row, 0, is_row, is_column, RANK, TILE_RANK)
+    up = _completed(y, inner, b, rows, at + INNER, y_row, inner_row, 1, is_row, is_column, RANK, TILE_RANK)
+    given = tl.load(g + rows[:, None] * g_row + at[None, :], mask=is_cell, other=0.0).to(tl.float32)
+    open_ = tl.sigmoid(gate)
+    target = into + rows[:, None] * (2 * INNER) + at[None, :]
+    of_gate = given * up * open_ * (1.0 + gate * (1.0 - open_))
+    tl.store(target, of_gate.to(into.dtype.element_ty), mask=is_cell)
+    tl.store(target + INNER, (given * gate * open_).to(into.dtype.element_ty), mask=is_cell)

@@ -9,7 +9,7 @@ and products take 20 or 21.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -21,7 +21,7 @@ from retrain_local.devices import kernel_trials
 from retrain_local.devices.kernel_trials import numbers, proven
 from retrain_local.model import operations
 from retrain_local.model.operations import Operations, Turn
-from retrain_local.model.projection import LowRankSum
+from retrain_local.model.projection import Gates, LowRankSum
 from retrain_local.model.weights import stacked_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
@@ -112,6 +112,35 @@ def _heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
 
 # The definitions that the kernels are compared with.
 PLAIN = DecodeKernels(add_norm=_add_norm, heads=_heads, swiglu=lambda product: operations.swiglu(product.total()))
+
+
+def _gated(product: LowRankSum) -> Tensor:
+    return operations.swiglu(replace(product, y_NO=product.y_NO.clone()).total())
+
+
+def _gated_back(product: LowRankSum, g: Tensor) -> Tensor:
+    total = replace(product, y_NO=product.y_NO.clone()).total().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(operations.swiglu(total), total, g)[0]
+
+
+PLAIN_GATES = Gates(forward=_gated, backward=_gated_back)
+
+
+def fused_gates(device: torch.device, dtype: torch.dtype, shape: Shape, rank: int) -> Gates | None:
+    place, given = "retrain_local.model.decode_triton:GATES", (device, dtype, shape, rank)
+    found: Gates | None = proven("gates of training", device, place, lambda made: gate_faults(made, *given))
+    return found
+
+
+def gate_faults(made: Gates, device: torch.device, dtype: torch.dtype, shape: Shape, rank: int) -> Iterator[str]:
+    for rows in DECODED_ROWS:
+        g = numbers((rows, shape.inner), dtype, device)
+        product = _product(rows, (shape.inner,) * 2, rank, g)
+        with torch.no_grad():
+            yield from _difference("training's gate", *(each.forward(product) for each in (made, PLAIN_GATES)))
+            gradients = (each.backward(product, g) for each in (made, PLAIN_GATES))
+            yield from _difference("gradient of training's gate", *gradients)
 
 
 def fused_decode(device: torch.device, dtype: torch.dtype, shape: Shape, rank: int) -> DecodeKernels | None:

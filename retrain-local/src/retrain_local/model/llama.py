@@ -20,7 +20,7 @@ from retrain_local.decoder import Attend, PagedAttend, Scores, Shape, Target
 from retrain_local.memory import sizes
 from retrain_local.model.adapter import Lora, adapter_config, create_adapters
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.fused import DecodeKernels, fused_decode, fused_operations
+from retrain_local.model.fused import DecodeKernels, fused_decode, fused_gates, fused_operations
 from retrain_local.model.model_files import Folder
 from retrain_local.model.operations import Operations, Turn
 from retrain_local.model.pair import Pair, Placement
@@ -113,6 +113,10 @@ class LlamaDecoder:
         """Use fused kernels between the products where this device has them."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
         self.shape = replace(self.shape, is_fused=self._operations != Operations())
+        trained = {p.current.rank for p in self._adapted if isinstance(p, TrainedLowRank) and p.current is not None}
+        if len(trained) == 1:
+            gates = fused_gates(self.device, self.dtype, self.shape, trained.pop())
+            self._operations = replace(self._operations, gates=gates)
         products = [p for layer in self._layers for p in (layer.qkv, layer.gate_up)]
         ranks = {p.rank if isinstance(p, SampledInParts) else None for p in products}
         if len(ranks) == 1 and (rank := ranks.pop()) is not None:
@@ -171,11 +175,16 @@ class _Layer:
     def __call__(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
         x_ND = x_ND + self._output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
         normed_ND = do.rms_norm(x_ND, self._weights.inner_norm.to(self._dtype), self._eps)
-        with do.spares(normed_ND):
-            gate_up = self.gate_up(normed_ND)
-        inner = do.swiglu(gate_up)
+        inner = self._gated(normed_ND, do)
         with do.spares(inner):
             return x_ND + self._down(inner)
+
+    def _gated(self, normed_ND: Tensor, do: Operations) -> Tensor:
+        with do.spares(normed_ND):
+            if do.gates is not None and isinstance(self.gate_up, TrainedLowRank) and self.gate_up.current is not None:
+                return self.gate_up.gated(normed_ND, self.gate_up.current, do.gates)
+            gate_up = self.gate_up(normed_ND)
+        return do.swiglu(gate_up)
 
     def decoded(
         self,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain_local.model.projection import Gates
+
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -90,12 +92,16 @@ def made_again(y: Tensor) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """The three operations, and the context in which a product reads the result of `rms_norm` or `swiglu`."""
+    """The three operations, and the context in which a product reads the result of `rms_norm` or `swiglu`.
+
+    `gates`, if there are any, take the place of `swiglu` behind a trained product.
+    """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     split_heads: Callable[[Tensor, Turn], Heads] = split_heads
     swiglu: Callable[[Tensor], Tensor] = swiglu
     spares: Callable[[Tensor], AbstractContextManager[None]] = made_again
+    gates: Gates | None = None
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]

@@ -6,6 +6,7 @@ At the top matrices without an adapter, some in the layout that oneDNN multiplie
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
@@ -124,11 +125,15 @@ class Trained:
         self._reference: Adapter | None = None
         self.is_reference = False
 
+    @property
+    def current(self) -> Adapter | None:
+        return self._reference if self.is_reference else self._adapter
+
     def keep_reference(self) -> None:
         self._reference = self._adapter.copied()
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        adapter = self._reference if self.is_reference else self._adapter
+        adapter = self.current
         if adapter is None:
             linear = self._adapter.linear
             return functional.linear(x_NI, linear.weight, linear.bias)
@@ -166,6 +171,11 @@ class TrainedLowRank(Trained):
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
         return _LowRank.apply(x_NI, adapter, self.shared, *adapter.parts_a, *adapter.parts_b)
+
+    def gated(self, x_NI: Tensor, adapter: Adapter, gates: Gates) -> Tensor:
+        """Return silu(gate) * up of the product; kernels that read it add the adapter's share."""
+        y_NO, inner_NR = _Apart.apply(x_NI, adapter, *adapter.parts_a)
+        return _Gated.apply(y_NO, inner_NR, adapter, gates, *adapter.parts_b)
 
 
 class SampledMerged:
@@ -268,14 +278,74 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
         (x, inner), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
         a, scaled_b = adapter.a.to(x.dtype), _scaled(adapter.b, adapter, x.dtype)
         g_inner, of_parts = _adapter_gradients(x, inner, g, scaled_b, adapter)
-        g_x = (g @ adapter.linear.weight).addmm_(g_inner, a) if ctx.needs_input_grad[0] else None
+        g_x = _input_gradient(g, g_inner, a, adapter.linear.weight) if ctx.needs_input_grad[0] else None
         return g_x, None, None, *of_parts
+
+
+class _Apart(torch.autograd.Function):  # type: ignore[misc]
+    """x W^T + bias and x A^T, not yet added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts_a: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        ctx.adapter = adapter
+        return Plain(adapter.linear.weight).linear(x, adapter.linear.bias), x @ adapter.a.to(x.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (x,), adapter, (g, g_inner) = ctx.saved_tensors, ctx.adapter, gradients
+        of_parts = (g_inner.T @ x).to(adapter.a.dtype).split(adapter.rank)
+        if not ctx.needs_input_grad[0]:
+            return None, None, *of_parts
+        return _input_gradient(g, g_inner, adapter.a.to(x.dtype), adapter.linear.weight), None, *of_parts
+
+
+class _Gated(torch.autograd.Function):  # type: ignore[misc]
+    """The gates of y + inner (scale B)^T, by kernels that add up what they read."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, inner: Tensor, adapter: Adapter, gates: Gates, *parts_b: Tensor) -> Tensor:
+        ctx.save_for_backward(y, inner)
+        ctx.adapter, ctx.gates = adapter, gates
+        return _Gated.again(ctx, y, inner)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (y, inner), adapter = ctx.saved_tensors, ctx.adapter
+        product = _sum(y, inner, adapter)
+        g = ctx.gates.backward(product, gradients[0])
+        g_inner, g_b = _b_gradients(inner, g, product.b_OR, adapter)
+        return g, g_inner, None, None, *g_b
+
+    @staticmethod
+    def again(ctx: Any, *saved: Tensor) -> Tensor:
+        y, inner = saved or ctx.saved_tensors
+        gated: Tensor = ctx.gates.forward(_sum(y, inner, ctx.adapter))
+        return gated
+
+
+def _sum(y: Tensor, inner: Tensor, adapter: Adapter) -> LowRankSum:
+    scaled_b = _scaled(adapter.b, adapter, y.dtype)
+    return LowRankSum(y_NO=y, inner_NR=inner, b_OR=scaled_b, sizes=adapter.linear.sizes)
+
+
+def _input_gradient(g: Tensor, g_inner: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+    if not g.is_cuda:
+        return (g @ weight).addmm_(g_inner, a)
+    # The product with W is bound by operations and has time to read the sum so far: no second pass over the result.
+    return (g_inner @ a).addmm_(g, weight)
 
 
 def _adapter_gradients(
     x: Tensor, inner: Tensor, g: Tensor, scaled_b: Tensor, adapter: Adapter
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the gradient of `inner` = x A^T, [N, parts x rank], and the gradients of every A, then of every B."""
+    g_inner, g_b = _b_gradients(inner, g, scaled_b, adapter)
+    g_a = (g_inner.T @ x).to(adapter.a.dtype)
+    return g_inner, (*g_a.split(adapter.rank), *g_b)
+
+
+def _b_gradients(inner: Tensor, g: Tensor, scaled_b: Tensor, adapter: Adapter) -> tuple[Tensor, tuple[Tensor, ...]]:
     sizes, rank = adapter.linear.sizes, adapter.rank
     g_inner = torch.empty_like(inner)
     g_b = adapter.b.new_empty(adapter.b.shape)
@@ -290,8 +360,7 @@ def _adapter_gradients(
     for of_y, inside, of_inside, b, of_b in parts:
         torch.mm(of_y, b, out=of_inside)
         of_b.copy_(of_y.T @ inside)
-    g_a = (g_inner.T @ x).to(adapter.a.dtype)
-    return g_inner, (*g_a.split(rank), *g_b.mul_(adapter.scale).split(sizes))
+    return g_inner, g_b.mul_(adapter.scale).split(sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -318,6 +387,14 @@ class LowRankSum:
         for part, inner, b in parts:
             part.addmm_(inner, b.T)
         return self.y_NO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """silu(gate) * up of a sum of two parts, [N, inner], and from the gradient of that the sum's."""
+
+    forward: Callable[[LowRankSum], Tensor]
+    backward: Callable[[LowRankSum, Tensor], Tensor]
 
 
 @runtime_checkable

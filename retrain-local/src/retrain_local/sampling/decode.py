@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.attention.pages import PagedKernels
+from retrain_local.attention.pages import PagedKernels, Prefixes, shared_prefixes
 from retrain_local.decoder import Attend, Decoder, Scores, Target, within
 from retrain_local.memory.limits import is_out_of_memory
 from retrain_local.model.experts import ROUTING, Routers, Routing
@@ -21,6 +21,8 @@ from retrain_local.sampling.draw import Draw, draw_tokens
 from retrain_local.sampling.schedule import Row
 
 ALIGNMENT = 16  # bytes: Triton reads an aligned tensor in wider pieces
+# Reads of a key that sharing must save: below, another launch takes longer than reading them from each row.
+SAVED_READS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +32,7 @@ class Inputs:
     `ids_B` is the token to read next and `positions_B` its position in its row; `tables_BM` (int32) are the block
     tables and `lengths_B` (int32) the number of visible keys, including the token being read. Each step writes to
     `slots_SB`; a row without a block there writes to the scratch block. `column_1` is the number of the step.
+    `shared_B` and `sharing_B` are the fields of `Prefixes`.
     """
 
     all_N: Tensor
@@ -40,6 +43,8 @@ class Inputs:
     column_1: Tensor
     lengths_B: Tensor
     tables_BM: Tensor
+    shared_B: Tensor
+    sharing_B: Tensor
     temperature: Tensor
 
     @classmethod
@@ -52,6 +57,8 @@ class Inputs:
             "column_1": ((1,), torch.int64),
             "lengths_B": ((rows,), torch.int32),
             "tables_BM": ((rows, width), torch.int32),
+            "shared_B": ((rows,), torch.int32),
+            "sharing_B": ((rows,), torch.int32),
             "temperature": ((), torch.float32),
         }
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values()]
@@ -93,7 +100,10 @@ class Batch:
         given = self.given
         return given.ids_B, given.positions_B, given.lengths_B, given.column_1
 
-    def load(self, rows: Sequence[Row], temperature: float, steps: int, block_size: int) -> None:
+    def load(
+        self, rows: Sequence[Row], temperature: float, steps: int, block_size: int, *, most_sharing: int = 1
+    ) -> bool:
+        """Fill the inputs; True if it pays to read shared prefixes once, each for at most `most_sharing` rows."""
         staged, count = self.staged, len(rows)
         staged.all_N.zero_()
         size, width = staged.tables_BM.shape
@@ -110,9 +120,16 @@ class Batch:
         staged.ids_B.numpy()[:count] = [row.last for row in rows]
         staged.uniforms_SB.numpy()[:steps, :count] = np.stack([row.stream.random(steps) for row in rows]).T
         staged.temperature.fill_(temperature)
+        saved = 0
+        if most_sharing > 1:
+            blocks_B, sharing_B = shared_prefixes(tables, most_sharing)
+            shared_B = blocks_B * block_size
+            saved = int(shared_B.sum() - shared_B[sharing_B > 0].sum())
+            staged.shared_B.numpy()[:], staged.sharing_B.numpy()[:] = shared_B, sharing_B
         if self.given is not staged:
             # The results of the segment before were read, so its inputs have been copied.
             self.given.all_N.copy_(staged.all_N, non_blocking=True)
+        return saved >= SAVED_READS
 
     def drawn(self, rows: int, steps: int, *, entropy: bool) -> list[Any]:
         """Return tokens, log-probabilities and, with `entropy`, entropies of each row: the host waits for them."""
@@ -133,6 +150,7 @@ class PagedAttention:
 
     def __init__(self, pool: Pool, batch: Batch, kernels: PagedKernels) -> None:
         self._pool, self._batch, self._kernels = pool, batch, kernels
+        self.is_sharing = False
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         self._kernels.write(keys_NKD, values_NKD, self._pool.layers[layer], self._batch.slots_B)
@@ -145,8 +163,9 @@ class PagedAttention:
         return Target(keys_SKD=keys_SKD, values_SKD=values_SKD, slots_B=self._batch.slots_B)
 
     def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
-        given = self._batch.given
-        return self._kernels.read(queries_NHD, self._pool.layers[layer], given.tables_BM, given.lengths_B, scores)
+        given, pages = self._batch.given, self._pool.layers[layer]
+        prefixes = Prefixes(given.shared_B, given.sharing_B) if self.is_sharing else None
+        return self._kernels.read(queries_NHD, pages, given.tables_BM, given.lengths_B, scores, prefixes)
 
 
 def decode_step(

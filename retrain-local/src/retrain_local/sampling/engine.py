@@ -25,6 +25,7 @@ from retrain.api import (
     SampleRequest,
     SamplingParams,
 )
+from retrain_local.attention.pages import shared_heads
 from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_memory, is_out_of_memory
 from retrain_local.memory.sizes import BLOCK_SIZE
@@ -104,6 +105,9 @@ class PytorchEngine:
     ) -> None:
         self._policy, self._kernels = policy, kernels
         self._decoder: Decoder = policy.sampler
+        shape = self._decoder.shape
+        sharing = (shared_heads(size.value_size) * size.kv_heads // shape.heads for size in shape.key_sizes)
+        self._most_sharing = min(sharing, default=1)
         self._share, self._keep_rows, self._cache_dtype = prefix_caching, keep_rows, cache_dtype
         self._check_stop, self._progress = check_stop, progress or PhaseProgress()
         self._cache_bytes = cache_bytes
@@ -326,7 +330,7 @@ class PytorchEngine:
             batch = Batch.allocate(size, blocks, SEGMENT, self._policy.device, self._decoder.routers)
             self._batches[size, blocks] = batch, PagedAttention(cache.pool, batch, self._kernels.paged)
         batch, attend = self._batches[size, blocks]
-        batch.load(rows, params.temperature, steps, BLOCK_SIZE)
+        attend.is_sharing = batch.load(rows, params.temperature, steps, BLOCK_SIZE, most_sharing=self._most_sharing)
         draw = partial(draw_tokens, greedy=True) if params.greedy else self._draw
         mix = None
         if cache.states is not None:
@@ -335,7 +339,7 @@ class PytorchEngine:
         given = attend if mix is None else Mixed(attend, mix)
         step = partial(decode_step, self._decoder, given, batch, entropy=params.entropy, draw_tokens=draw)
         for _ in range(steps):
-            self._graphs.run((size, blocks, params.entropy, params.greedy), step, batch.advanced)
+            self._graphs.run((size, blocks, params.entropy, params.greedy, attend.is_sharing), step, batch.advanced)
         if mix is not None:
             mix.finish()
         return batch
