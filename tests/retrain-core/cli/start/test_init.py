@@ -38,10 +38,8 @@ def test_every_template_explains_cleanly(name: str, command: Callable[..., Any],
     result = command("explain", file, "--json")
     assert result.code == 0, result.err
     content = json.loads(result.out)
-    assert content["warnings"] == [] or name in (
-        "quickstart",
-        "sensitivity",
-    )  # whose three seeds give curves, no verdict
+    # three seeds give curves, and no verdict
+    assert content["warnings"] == [] or name in ("quickstart", "sensitivity")
     assert all(f"{file}:" in row["origin"] for row in content["origins"].values())
 
 
