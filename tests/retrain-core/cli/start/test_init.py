@@ -28,14 +28,18 @@ TEMPLATES = [entry.spec.name for entry in load_plugins({}).registered(Kind.TEMPL
 
 @pytest.mark.parametrize("name", first_or_long(TEMPLATES))
 def test_every_template_explains_cleanly(name: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    if name == "campaign-tuned":
+        pytest.importorskip("optuna")
     written = command("init", "--template", name)
     assert (written.code, written.err) == (0, "")
-    file = "campaign.toml" if name.startswith("campaign") else "retrain.toml"
+    is_campaign = name.startswith("campaign") or name in ("factorial", "sensitivity")
+    file = "campaign.toml" if is_campaign else "retrain.toml"
     assert written.out.startswith(f"Wrote {file} ({name}). Next:\n  retrain explain")
     result = command("explain", file, "--json")
     assert result.code == 0, result.err
     content = json.loads(result.out)
-    assert content["warnings"] == [] or name == "quickstart"
+    # three seeds give curves, and no verdict
+    assert content["warnings"] == [] or name in ("quickstart", "sensitivity")
     assert all(f"{file}:" in row["origin"] for row in content["origins"].values())
 
 
