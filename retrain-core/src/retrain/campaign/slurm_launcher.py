@@ -121,7 +121,16 @@ class SlurmLauncher:
         configured = self._options.num_gpus
         num_gpus = job.num_gpus * self._has_gpus if configured is None else configured
         try:
-            write_start(job, self._options.num_cpus)
+            # The file that starts the run; only its owner can read it.
+            variables = {"OMP_NUM_THREADS": str(self._options.num_cpus), **job.environ}
+            exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+            # The run becomes the job's own process and gets Slurm's signals.
+            command = f"exec {shlex.join(job.argv)}"
+            file = job.folder / START
+            file.unlink(missing_ok=True)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as stream:
+                stream.write("\n".join(['rm -f -- "$folder/slurm.sh"', *exports, command, ""]))
         except OSError as error:
             what = f"the start script of {job.name} cannot be written: {error}"
             fix = "check that the campaign's folder can be written, and that the disk is not full"
@@ -383,16 +392,3 @@ def array_script(folders: Sequence[Path], cwd: Path, setup: Sequence[str]) -> st
     """The script of an array whose task `n` is the run in `folders[n]`; `setup` are shell lines of the user."""
     cases = "\n".join(f"{task}) folder={shlex.quote(str(folder))} ;;" for task, folder in enumerate(folders))
     return SCRIPT.format(cases=cases, cwd=shlex.quote(str(cwd)), start=START, not_seen=NOT_SEEN, setup="\n".join(setup))
-
-
-def write_start(job: Job, num_cpus: int) -> None:
-    """Write the file that starts one run; only its owner can read it."""
-    variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    # The run becomes the job's own process and gets Slurm's signals.
-    command = f"exec {shlex.join(job.argv)}"
-    file = job.folder / START
-    file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write("\n".join(['rm -f -- "$folder/slurm.sh"', *exports, command, ""]))

@@ -95,7 +95,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         what = "was deleted, moved, replaced or cut during the run"
         with reported(where):
             if lost:
-                saved = self._leave()
+                saved = free_name(self.path, ".rescued")
+                if self.adapters.is_relative_to(self.path):
+                    self.adapters = saved / self.adapters.relative_to(self.path)
+                self._files = {name: file.copied_to(saved / name) for name, file in self._files.items()}
+                self.path = saved
+                # Between the two locks the run would have no owner, and another one could move its folder.
+                former, self._lock = self._lock, RunLock(saved)
+                former.release()
+                self.hold_adapters()
+                self.write_manifest(*self._described)
                 why, fix = f"the state of the run is saved in {saved}", f"`retrain --resume {saved}` continues there"
                 problem = Problem(code="record.files-lost", where=str(where), what=what, why=why, fix=fix)
             elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
@@ -108,19 +117,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 return None
         self.failure = RecordError(problem)
         return self.failure
-
-    def _leave(self) -> Path:
-        place = free_name(self.path, ".rescued")
-        if self.adapters.is_relative_to(self.path):
-            self.adapters = place / self.adapters.relative_to(self.path)
-        self._files = {name: file.copied_to(place / name) for name, file in self._files.items()}
-        self.path = place
-        # Between the two locks the run would have no owner, and another one could move its folder.
-        former, self._lock = self._lock, RunLock(place)
-        former.release()
-        self.hold_adapters()
-        self.write_manifest(*self._described)
-        return place
 
     def hold_adapters(self) -> None:
         """Open the folder of the checkpoints, so that its replacement is noticed."""

@@ -55,8 +55,7 @@ class Subject:
 
     @property
     def label(self) -> str:
-        of_run = f"{self.run} ({self.checkpoint})" if self.run else self.named
-        return printable(of_run)
+        return printable(f"{self.run} ({self.checkpoint})" if self.run else self.named)
 
 
 def find_subject(named: str | Path, checkpoint: str = "") -> Subject:

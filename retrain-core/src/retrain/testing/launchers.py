@@ -40,8 +40,7 @@ time.sleep(600)
 
 def runs_a_process_to_its_end(bench: Bench) -> None:
     """`start` returns at once; `poll` returns None while the process runs and its exit code after that."""
-    job = _job(bench, TELLS)
-    code = _ended(_launcher(bench).start(job))
+    code = _ended(_launcher(bench).start(_job(bench, TELLS)))
     why = "by the exit code a campaign distinguishes runs that are done, have failed or can be resumed"
     fix = "pass the exit code of the process on in poll()"
     expect(code == CODE, f"a process that exited with {CODE} ended as {code!r}", why=why, fix=fix)

@@ -222,19 +222,16 @@ class Link:
     def class_of(self, parts: list[Any], decoder: LinkDecoder, *, of_object: bool) -> type:
         """Return a class of the other side: for its objects a proxy, otherwise a library's same class if possible."""
         if len(parts) > 1:
-            self._describe(parts, decoder)
+            handle, name, module, specials, base_nodes = parts
+            bases = [decoder.decode(node) for node in base_nodes]
+            local = getattr(sys.modules.get(module), name, None)
+            if isinstance(local, type) and module.partition(".")[0] not in (*PROGRAM, *FRAMEWORKS):
+                local = RAISED.get(local, local) if self.guards else local
+                ends_things = issubclass(local, BaseException) and not issubclass(local, Exception)
+                if not self.guards or not (ends_things or issubclass(local, CONTROL)) or local in HARMLESS:
+                    self._shared[handle] = local
+            self._classes[handle] = proxy_class(self, handle, name, specials.split(), bases)
         return self._classes[parts[0]] if of_object else self._shared.get(parts[0], self._classes[parts[0]])
-
-    def _describe(self, parts: list[Any], decoder: LinkDecoder) -> None:
-        handle, name, module, specials, base_nodes = parts
-        bases = [decoder.decode(node) for node in base_nodes]
-        local = getattr(sys.modules.get(module), name, None)
-        if isinstance(local, type) and module.partition(".")[0] not in (*PROGRAM, *FRAMEWORKS):
-            local = RAISED.get(local, local) if self.guards else local
-            ends_things = issubclass(local, BaseException) and not issubclass(local, Exception)
-            if not self.guards or not (ends_things or issubclass(local, CONTROL)) or local in HARMLESS:
-                self._shared[handle] = local
-        self._classes[handle] = proxy_class(self, handle, name, specials.split(), bases)
 
 
 def _differ(before: list[Any], now: list[Any]) -> bool:

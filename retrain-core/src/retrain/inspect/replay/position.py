@@ -148,8 +148,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
         # The run began with it, and the checkpoint contains it.
         overrides.append("--set=model.adapter=")
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
-    devices = choose_devices(checked.config, plugins, manifest)
-    config = devices.config
+    config = choose_devices(checked.config, plugins, manifest).config
     if config.training.control == "no_update":
         what, fix = "is a control with no_update: no step was trained", "replay the run that it controls"
         raise refused(run, code="replay.no-update", what=what, fix=fix)

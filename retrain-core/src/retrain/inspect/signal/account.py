@@ -66,8 +66,7 @@ def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
     _, cluster_E = np.unique(before.clusters, return_inverse=True)
     sums_C, sizes_C = np.bincount(cluster_E, weights=rates_2E[1] - rates_2E[0]), np.bincount(cluster_E)
     # Their mean is the mean over examples, whatever the clusters' sizes.
-    values_C = 100.0 * sums_C / sizes_C.mean()
-    return _gain(values_C, first, last)
+    return _gain(100.0 * sums_C / sizes_C.mean(), first, last)
 
 
 def mean_gain(gains: list[Gain]) -> Gain:

@@ -104,7 +104,19 @@ def run_picture(account: Account, most: int) -> RenderableType:
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
     parts: list[RenderableType] = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
     if account.tallies:
-        parts += _causes(account, pool)
+        rows = [
+            (
+                cause.value,
+                f"{tally.tokens:,}",
+                percent(pool.share(cause)),
+                "" if tally.completions is None else f"{tally.completions:,}",
+            )
+            for cause, tally in account.tallies.items()
+        ]
+        rows.append(("all", f"{account.drawn_tokens:,}", percent(1.0), ""))
+        warm_up = f"{account.sft_tokens:,} tokens of the warm-up's answers were trained and not drawn"
+        note = warm_up if account.sft_tokens else ""
+        parts += _section("Tokens by cause", ("cause", "tokens", "share", "completions"), rows, note)
     if account.prompts:
         if account.tasks:
             parts += _pooled("task", by_task(account))
@@ -153,22 +165,6 @@ def _drawn(pool: Pool) -> str:
     return (
         f"{pool.drawn_tokens:,} tokens drawn, {percent(pool.share(Cause.TAUGHT, Cause.TRAINED))} of them taught{teach}"
     )
-
-
-def _causes(account: Account, pool: Pool) -> list[RenderableType]:
-    rows = [
-        (
-            cause.value,
-            f"{tally.tokens:,}",
-            percent(pool.share(cause)),
-            "" if tally.completions is None else f"{tally.completions:,}",
-        )
-        for cause, tally in account.tallies.items()
-    ]
-    rows.append(("all", f"{account.drawn_tokens:,}", percent(1.0), ""))
-    warm_up = f"{account.sft_tokens:,} tokens of the warm-up's answers were trained and not drawn"
-    note = warm_up if account.sft_tokens else ""
-    return _section("Tokens by cause", ("cause", "tokens", "share", "completions"), rows, note)
 
 
 def _pooled(by: str, found: Sequence[DifficultyAccount]) -> list[RenderableType]:

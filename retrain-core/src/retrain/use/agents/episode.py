@@ -228,7 +228,16 @@ class Episode(Answers):
         if not is_chat:
             raise RequestError("an agent's policy answers only chats: POST /v1/chat/completions", status=404)
         with self._state:
-            self._refuse(asked)
+            self._require_ranking(asked)
+            self._refuse_when_over()
+            wanted, own = asked.temperature, self._rules.params.temperature
+            if wanted is not None and abs(wanted - own) > SAME_TEMPERATURE:
+                message = f"temperature = {wanted:g}: the policy is sampled and trained at {own:g}. Leave it out"
+                raise RequestError(message, param="temperature", code="unsupported_value")
+            if sum(each.answer.asked.n for each in self._asked) + asked.n > self._rules.most_calls:
+                self.hit_call_limit = True
+                message = f"the episode has had its {self._rules.most_calls} calls ([environment] max_turns)"
+                raise RequestError(message, code="call_limit_reached")
             if is_retry and (given := self._given(asked)):
                 return given
             asking = self._asking(asked, events)
@@ -287,19 +296,6 @@ class Episode(Answers):
             if asking is not None and not asking.is_delivered:
                 self._forget(asking)
             self._resume(answer)
-
-    def _refuse(self, asked: Asked) -> None:
-        """Raise RequestError if an episode may not send this request."""
-        self._require_ranking(asked)
-        self._refuse_when_over()
-        wanted, own = asked.temperature, self._rules.params.temperature
-        if wanted is not None and abs(wanted - own) > SAME_TEMPERATURE:
-            message = f"temperature = {wanted:g}: the policy is sampled and trained at {own:g}. Leave it out"
-            raise RequestError(message, param="temperature", code="unsupported_value")
-        if sum(each.answer.asked.n for each in self._asked) + asked.n > self._rules.most_calls:
-            self.hit_call_limit = True
-            message = f"the episode has had its {self._rules.most_calls} calls ([environment] max_turns)"
-            raise RequestError(message, code="call_limit_reached")
 
     def _refuse_when_over(self) -> None:
         if self.is_over:
