@@ -143,7 +143,6 @@ def tuning_metric(table: CampaignTable) -> Metric:
 
 
 def most_held_out(config: Config) -> int:
-    """Return the held-out examples of the task that has the most, or of the only one."""
     return max([config.eval.examples, *(int(number(each.get("held_out")) or 0) for each in config.data.tasks)])
 
 

@@ -47,14 +47,6 @@ def task_names(record: Record) -> tuple[str, ...]:
 TASK_RATE = re.compile(r"task_(\w+)(?<!_sampler_uniform)(?<!_shadow)_correct_rate")
 
 
-def rate_of(task: str) -> str:
-    return f"task_{task}_correct_rate"
-
-
-def share_of(task: str) -> str:
-    return f"task_{task}_share"
-
-
 def task_rates(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the correct rate of each task of `[[data.tasks]]` in a step's line."""
     found = ((TASK_RATE.fullmatch(field), number(value)) for field, value in line.items())

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from retrain.records.run import TASK_RATE, eval_sets, rate_of, share_of
+from retrain.records.run import TASK_RATE, eval_sets
 from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import ABSENT, percent
@@ -159,8 +159,8 @@ def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
 def task_charts(fields: Iterable[str]) -> list[ChartSpec]:
     """Return the charts of each of `[[data.tasks]]`, by its rate among `fields`."""
     tasks = [found[1] for field in sorted(fields) if (found := TASK_RATE.fullmatch(field))]
-    rates = [_share(f"{task}, training batches", "correct rate of this task", rate_of(task)) for task in tasks]
-    return [*rates, *(_share(f"{task}, share", "of a step's prompts", share_of(task)) for task in tasks)]
+    rates = [_share(f"{each}, training batches", "of this task", f"task_{each}_correct_rate") for each in tasks]
+    return [*rates, *(_share(f"{each}, share", "of a step's prompts", f"task_{each}_share") for each in tasks)]
 
 
 def named_fields(record: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, parse_record, parsed_lines, read_object, tables_in, time_of
 from retrain.records.record_names import CAMPAIGN_FILE, METRICS
-from retrain.records.run import Run, rate_of, share_of, task_names
+from retrain.records.run import Run, task_names
 from retrain.records.runs.curves import HELD_OUT, LARGEST, Curves
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
@@ -155,7 +155,7 @@ def _run(candidate: Candidate, entry: Mapping[str, object], stride: int) -> Repo
     folder, lines = candidate.folder, NO_LINES
     record = Run(folder).record if folder else {}
     if folder and Run(folder).has(METRICS):
-        of_tasks = (field for task in task_names(record) for field in (rate_of(task), share_of(task)))
+        of_tasks = (f"task_{task}_{each}" for task in task_names(record) for each in ("correct_rate", "share"))
         lines = read_lines(folder / METRICS, (*FIELDS, *of_tasks), stride=stride)
     errors = (candidate.problem, record.get("error"), entry.get("error"), lines.problem)
     error = next((each for each in errors if isinstance(each, str) and each), "")

@@ -368,11 +368,10 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 
         for task in read_tasks(config)[0]:
             parts = wanted_names(task.config, {name: tables[name] for name in OF_TASKS if name in tables}).items()
-            others = SINGLE if brings_tasks(task.config, plugins) else ()
             found += [
                 _selected(task.config, plugins, key, *part)
                 for key, part in parts
-                if key.split(".")[0] in OF_TASKS and key not in others
+                if key.split(".")[0] in OF_TASKS and not (key in SINGLE and brings_tasks(task.config, plugins))
             ]
     return sorted(found, key=lambda part: order.index(part.kind))
 

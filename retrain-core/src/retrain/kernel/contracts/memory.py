@@ -12,7 +12,6 @@ from typing import Any
 class Workload:
     """Sizes of a step: `prompt_tokens` is the longest prompt, `max_tokens` the limit of every completion.
 
-    `greedy_completions` of a step are sampled after its others, and not trained.
     `micro_batch_tokens` and `cache_bytes` are 0 if the backend chooses them. `samplers` is 0 if one device does
     everything, otherwise the number of devices that sample while another trains. `is_served`: a server samples.
     `model_dtype` and `quantize` are keys of `[model]`, the rest are values of `[inference]` and `[backend.options]`.

@@ -30,7 +30,7 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
     real = "(assumed; a past run, --pilot, --prompt-tokens or a file of data gives the real length)"
     prompt = f" {real}" if forecast.is_prompt_assumed else ""
     trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
-    greedy = f" and {work.greedy_completions:,d} greedy ones" if work.greedy_completions else ""
+    greedy = f" + {work.greedy_completions:,d} greedy" * bool(work.greedy_completions)
     shared = all(phase.resident == found.phases[0].resident for phase in found.phases)
     always = {"" if shared else f"in {phase.name}: ": _parts(phase.resident) for phase in found.phases}
     lines = [

@@ -74,8 +74,7 @@ def _best_of(members_DM: Mask, sorted_M: Floats, size: int) -> Floats:
 def _exchanges(count: int) -> Mask:
     """Return all exchanges of `count` blocks, or a random subgroup of many; the first row, the last column move none.
 
-    A group holds the level, whichever was drawn. Independent exchanges, the same in every comparison, would hold it
-    only on average over the draws.
+    A group holds the level, whichever was drawn; independent exchanges would only on average over draws.
     """
     rank = min(count, GROUP_RANK)
     drawn = _STREAMS.stream("exchange", count).integers(0, 2, (rank, count))

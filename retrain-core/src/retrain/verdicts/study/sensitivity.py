@@ -3,9 +3,8 @@
 The width is the factor between the rates at which the curve of means, straight lines over log(rate), falls below 90 %
 of its highest point. The highest of several means is a little too high by chance, so widths err on the narrow side.
 
-Rate by rate, a condition is compared with the baseline at the same multiple of its own rate. Single rates are one
-family of verdicts. "Better at each rate" needs no correction: it is false if one rate is not better, and then this
-one's p is at most alpha in at most alpha of campaigns (R. L. Berger, Technometrics 24:295, 1982).
+Single rates are one family of verdicts. "Better at each rate" needs no correction: if it is false at one rate, the p of
+this one is at most alpha in at most alpha of campaigns (R. L. Berger, Technometrics 24:295, 1982).
 """
 
 from __future__ import annotations
@@ -114,17 +113,16 @@ def rate_by_rate(
     alpha: float,
     direction: Direction,
 ) -> tuple[RateByRate, ...]:
-    """Return the comparisons of all curves with the baseline's that has the same multiples."""
-    own = next((each for each in curves if baseline in each.labels.values()), None)
-    others = [each for each in curves if own and each is not own and _multiples(each) == _multiples(own)]
-    if own is None or not others:
+    """Return the comparisons with the baseline's curve of all curves that have the same multiples of their rates."""
+    if (own := next((each for each in curves if baseline in each.labels.values()), None)) is None:
         return ()
+    others = [each for each in curves if each is not own and _multiples(each) == _multiples(own)]
     pairs = [pair for each in others for pair in zip(own.labels.values(), each.labels.values(), strict=True)]
     found = iter(judge([pairing(first, second) for first, second in pairs], alpha=alpha, direction=direction))
 
     def is_better(each: Comparison) -> bool:
         is_gain = each.difference is not None and (each.difference > 0.0) == (direction is Direction.HIGHER)
-        return is_gain and each.p is not None and at_most(each.p, alpha)
+        return is_gain and each.p is not None and at_most(len(others) * each.p, alpha)
 
     by_rate = [(each, {rate: next(found) for rate in each.labels}) for each in others]
     return tuple(
@@ -141,8 +139,7 @@ def rate_by_rate(
 
 
 def _multiples(curve: Sensitivity) -> list[str]:
-    rates = list(curve.labels)
-    return [f"{rate / rates[0]:.6g}" for rate in rates]
+    return [f"{rate / min(curve.labels):.6g}" for rate in curve.labels]
 
 
 def rate_by_rate_sentence(found: RateByRate, metric: Metric) -> str:
@@ -152,9 +149,10 @@ def rate_by_rate_sentence(found: RateByRate, metric: Metric) -> str:
         + (f" ({verdict})" if verdict is not Verdict.CANNOT_TELL else "")
         for rate, verdict in found.verdicts.items()
     ]
-    family = f"exploratory, Holm's correction over {found.num_comparisons}"
-    held = "better at each rate" if found.survives else "not shown to be better at each rate"
-    return f"{found.condition} against {found.baseline}, rate by rate: {', '.join(rates)} ({family}); {held}"
+    line = (
+        f"{found.condition} against {found.baseline}, rate by rate: {', '.join(rates)} (exploratory, Holm's correction "
+    )
+    return f"{line}over {found.num_comparisons}); {'' if found.survives else 'not shown to be '}better at each rate"
 
 
 def kept_width(rates: Sequence[float], means: Sequence[float], direction: Direction) -> Width | None:

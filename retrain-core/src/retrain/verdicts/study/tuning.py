@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
@@ -141,10 +140,8 @@ def _at_equal_budget(
 
 
 def _blocks(tuning: ConditionTuning, sign: float) -> Blocks:
-    found = defaultdict[str, list[float]](list)
-    for label, value in zip(tuning.blocks, _values(tuning, sign).tolist(), strict=True):
-        found[label].append(value)
-    return found
+    values_N, labels = _values(tuning, sign), np.array(tuning.blocks)
+    return {label: values_N[labels == label].tolist() for label in tuning.blocks}
 
 
 def on_final_seeds(source: Source) -> Iterator[str]:
