@@ -117,7 +117,8 @@ def test_a_shared_prompt_is_one_more_launch_a_layer(qwen3: MakeFolder) -> None:
             (graph,) = card.gpu.record.captured
             captured.append(graph)
             assert not card.faults()
-    assert growth(captured[1], captured[0], units=2) == DECODED_LAYER | {"triton attend": 2}
+    # so few rows cut their keys into stretches, which are joined
+    assert growth(captured[1], captured[0], units=2) == DECODED_LAYER | {"triton attend": 2, "triton join": 1}
 
 
 def test_publishing_waits_for_nothing(qwen3: MakeFolder) -> None:

@@ -105,7 +105,9 @@ def test_gates_that_complete_a_product(dtype: torch.dtype, tolerance: float, bia
         (again * again).sum().backward()
     once = product.gated(x.detach(), adapter, PLAIN_GATES)
     (wanted_a, *_) = torch.autograd.grad((once * once).sum(), adapter.parts_a)
-    assert torch.equal(adapter.parts_a[0].grad, wanted_a)
+    gradient = adapter.parts_a[0].grad
+    assert gradient is not None
+    assert torch.equal(gradient, wanted_a)
 
 
 @pytest.mark.parametrize("biased", [True, False])

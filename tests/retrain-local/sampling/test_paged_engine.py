@@ -81,6 +81,7 @@ class SharingPages(PagedKernels):
         prefixes: Prefixes | None = None,
     ) -> Tensor:
         for first, rows in enumerate([] if prefixes is None else prefixes.rows_B.tolist()):
+            assert prefixes is not None
             self.counts.add(rows)
             for row in range(first, first + rows):
                 tokens = int(prefixes.tokens_B[first])

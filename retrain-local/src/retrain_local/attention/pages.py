@@ -42,7 +42,7 @@ class Pages:
 class Prefixes:
     """Keys that neighbouring rows share: how many each row shares, and by how many rows, at the first of these.
 
-    Both are 0 elsewhere. A key is read once for all of these rows.
+    Other entries are 0. A key is read once for all of these rows.
     """
 
     tokens_B: Tensor
