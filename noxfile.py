@@ -277,9 +277,10 @@ def server_max(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def referee(session: nox.Session) -> None:
-    """Compare loss and gradient with TRL, in a virtualenv of its own, and with the verl that RETRAIN_VERL names."""
+    """Compare loss and gradient with TRL, in its own virtualenv, and with checkouts such as RETRAIN_VERL."""
     python = _server_python(session, "trl", *TRL)
-    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py", "test_verl.py", "test_coming_from.py")
+    files = ("test_trl.py", "test_verl.py", "test_loss_peers.py", "test_coming_from.py")
+    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, *files)
 
 
 @nox.session(name="prime-rl", default=False)

@@ -139,22 +139,25 @@ def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
 
 
 def test_carried_wheels_reach_test_processes(tmp_path: Path) -> None:
-    carried = ["--carried", str(write_wheel(tmp_path / "wheels")), "--folder", str(tmp_path / "kept")]
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--report", *carried]
-    python, installed = tmp_path / "kept/carried/bin/python", tmp_path / "kept/carried/installed"
-    times = []
-    for _ in range(2):
-        subprocess.run(command, check=True)
-        times.append(installed.stat().st_mtime_ns)
-    assert times[0] == times[1], "the same wheels are installed once"
-    file = tmp_path / "test_carried.py"
+    file, kept = tmp_path / "test_carried.py", tmp_path / "kept"
     file.write_text(
         f"def test_one():\n    import {MODULE}\n    from importlib.metadata import version\n    version('{MODULE}')"
     )
-    # tests/conftest.py removes the folders of PYTHONPATH
-    pytest_command = [str(python), "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(file)]
-    done = subprocess.run(pytest_command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout
+    # as tests/conftest.py does: it removes the folders of PYTHONPATH
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_configure\n")
+    script = tmp_path / "gpu_with_one_test.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\nimport gpu\n"
+        f"gpu.gpu_tests = lambda: [{str(file)!r}]\ngpu.main()\n"
+    )
+    carried = ["--carried", str(write_wheel(tmp_path / "wheels")), "--folder", str(kept), "--json", str(kept / "copy")]
+    subprocess.run([sys.executable, str(script), "--device", "cpu", "--parts", "tests", *carried], check=False)
+    figure = json.loads((kept / "copy").read_text())["parts"]["tests"]["figures"][str(file)]
+    assert figure.get("passed") == 1, figure["output"]
+    installed = kept / "carried/installed"
+    before_ns = installed.stat().st_mtime_ns
+    subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), "--report", *carried], check=True)
+    assert installed.stat().st_mtime_ns == before_ns, "the same wheels are installed once"
 
 
 def test_a_limit_counts_a_shared_prompt_once_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

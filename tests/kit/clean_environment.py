@@ -19,8 +19,9 @@ PERSONAL = re.compile(
     r"|CI|CONTINUOUS_INTEGRATION|GITHUB_\w+|GITLAB_\w+|BUILDKITE\w*|JENKINS_\w+|TRAVIS\w*|CIRCLECI"
 )
 # `nox -s server-...` names the interpreters of servers in these; benchmarks and MLX have one as well, and `nox -s real`
-# the folder of its model, the sessions `referee` and `prime-rl` checkouts of verl and PRIME-RL.
-OF_THE_TESTS = re.compile(r"RETRAIN(_TEST)?_(VLLM|SKYRL|MAX|TRL|MLX)_PYTHON|RETRAIN_(SMOLLM2|VERL|PRIME_RL|MUTANT)")
+# the folder of its model, the sessions `referee` and `prime-rl` checkouts of other trainers.
+PEERS = r"RETRAIN_(VERL|PRIME_RL|STABLE_RL|AREAL)"
+OF_THE_TESTS = re.compile(r"RETRAIN(_TEST)?_(VLLM|SKYRL|MAX|TRL|MLX)_PYTHON|RETRAIN_(SMOLLM2|MUTANT)|" + PEERS)
 # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
 OURS = {"OMP_NUM_THREADS": "1"}
 

@@ -126,6 +126,10 @@ CASES = {
         ours=GRPO + f'loss = "ppo"\noff_policy_mask = {STALE}',
         trl={"loss_type": "dapo", "off_policy_mask_threshold": STALE},
     ),
+    "icepop": Case(
+        ours=GRPO + 'loss = "ppo"\nis_mode = "mask"\nis_bounds = [0.95, 1.05]',
+        trl={"loss_type": "dapo", "is_mode": "token_mask", "is_bounds": [0.95, 1.05]},
+    ),
     "uninformative_grpo": Case(
         ours=GRPO + 'loss = "ppo"\naggregation = "sequence_mean"',
         trl={"loss_type": "grpo"},

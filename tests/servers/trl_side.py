@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import inspect
 import json
+import math
 import sys
 import textwrap
 import types
@@ -69,6 +70,23 @@ def advantages_of(rewards, case):
     return names["advantages"]
 
 
+def weights_of(old, sampled, mask, case):
+    """By the lines of TRL that weigh tokens by p of the trainer before the step / p of the sampler."""
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    start = source.rindex("\n", 0, source.index("per_token_logps_diff = (old_per_token_logps")) + 1
+    lines = textwrap.dedent(source[start : source.index("# Compute the per-token log probabilities for the reference")])
+    low, high = case["is_bounds"]
+    settings = types.SimpleNamespace(
+        vllm_importance_sampling_mode=case["is_mode"],
+        vllm_importance_sampling_clip_min=low,
+        vllm_importance_sampling_clip_max=high,
+    )
+    names = {"self": settings, "old_per_token_logps": old, "sampling_per_token_logps": sampled, "mask": mask}
+    names |= {"torch": torch, "math": math}
+    exec(lines, names)
+    return names["vllm_importance_sampling_ratio"]
+
+
 def padded(rows, value=0.0):
     longest = max(map(len, rows))
     return torch.tensor([list(row) + [value] * (longest - len(row)) for row in rows])
@@ -105,8 +123,8 @@ def loss_of(case, samples, new):
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=case.get("off_policy_mask_threshold"),
         aux_loss_enabled=False,
-        use_vllm="is_ratio" in case,
-        vllm_importance_sampling_correction="is_ratio" in case,
+        use_vllm="is_mode" in case,
+        vllm_importance_sampling_correction="is_mode" in case,
         _entropy_bonus_enabled=False,
         current_gradient_accumulation_steps=1,
         _metrics={"train": collections.defaultdict(list)},
@@ -124,6 +142,10 @@ def loss_of(case, samples, new):
         "ref_per_token_logps": padded([s["reference"] for s in samples]),
         "num_items_in_batch": mask.sum(),
     }
+    if "is_mode" in case:
+        before = new.detach()
+        weights = weights_of(before, inputs["old_per_token_logps"], mask, case)
+        inputs |= {"old_per_token_logps": before, "importance_sampling_ratio": weights}
     for name in ("get_off_policy_mask", "get_gamma_weights"):
         setattr(trainer, name, getattr(GRPOTrainer, name))
     kind = GMPOTrainer if case["loss_type"] == "gmpo" else GRPOTrainer

@@ -97,7 +97,8 @@ def dppo_kl(ctx: LossContext) -> LossTerms:
 def m2po_drops(ctx: LossContext) -> Tensor:
     """The tokens with the largest l^2, as few as leave a mean l^2 below tau, but never all, arXiv:2510.01161.
 
-    Equal ones are dropped together, so that the order of rows decides nothing.
+    Equal ones are dropped together, so that the order of rows decides nothing. AReaL drops the same tokens; the
+    authors' code clips, at one bound of |l|, those that have moved the way of A.
     """
     squares_M = _logs(ctx).double().square()
     ranked_M = squares_M.sort().values
