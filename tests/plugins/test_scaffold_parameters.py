@@ -13,7 +13,6 @@ import pytest
 
 from retrain.api import Example, Kind, PluginContext, Seeds
 from retrain.campaign.load import load_campaign
-from retrain.campaign.session import _launcher
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.render import KINDS, kind_of, slug, template
 from retrain.kernel.plugins.discover import load_plugins
@@ -52,7 +51,10 @@ def score_of_a_near_miss() -> float:
 
 def niceness() -> int:
     plugins = load_plugins({})
-    launcher: Any = _launcher(load_campaign([FILE], plugins), plugins)
+    campaign = load_campaign([FILE], plugins)
+    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
+    name, options = campaign.table.launcher, campaign.table.launcher_options
+    launcher: Any = build_part(Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options")
     return int(launcher.nice)
 
 
