@@ -113,15 +113,10 @@ def full_problems(config: Config) -> list[Problem]:
 def parallel_problems(config: Config) -> list[Problem]:
     if config.backend.options.get("parallel") != "fsdp" or not config.model.lora_rank:
         return []
-    return [
-        Problem(
-            code="backend.fsdp-with-adapter",
-            where=f"{config.place('backend.options')}.parallel",
-            what="'fsdp' does not go with an adapter",
-            why="it shards trained weights, and an adapter has few; each device needs the frozen weights to sample",
-            fix='set it to "replicate", or train all weights with [model] lora_rank = 0',
-        )
-    ]
+    where, what = f"{config.place('backend.options')}.parallel", "'fsdp' does not go with an adapter"
+    why = "it shards trained weights, and an adapter has few; each device needs the frozen weights to sample"
+    fix = 'set it to "replicate", or train all weights with [model] lora_rank = 0'
+    return [Problem(code="backend.fsdp-with-adapter", where=where, what=what, why=why, fix=fix)]
 
 
 def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
