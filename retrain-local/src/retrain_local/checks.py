@@ -277,9 +277,7 @@ def adapter_kind_problems(config: Config) -> list[Problem]:
         if config.value(f"lora.{name}", False) and engine not in engines:
             what, fix = f"engine = {engine!r} does not go with [lora] {name}", f'use engine = "{ENGINE}"'
             why = f"{', '.join(engines)} apply it, other engines are not known to"
-            problems.append(
-                _problem(config, "inference.engine", code="engine.adapter-kind", what=what, fix=fix, why=why)
-            )
+            problems += [_problem(config, "inference.engine", code="engine.adapter-kind", what=what, fix=fix, why=why)]
     if config.table("lora", LoraKeys).dora and config.table("model", ModelKeys).quantize != "none":
         what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
         why = "PEFT's modules apply it, and they are not quantised"
