@@ -113,15 +113,10 @@ def full_problems(config: Config) -> list[Problem]:
 def parallel_problems(config: Config) -> list[Problem]:
     if config.backend.options.get("parallel") != "fsdp" or not config.model.lora_rank:
         return []
-    return [
-        Problem(
-            code="backend.fsdp-with-adapter",
-            where=f"{config.place('backend.options')}.parallel",
-            what="'fsdp' does not go with an adapter",
-            why="it shards trained weights, and an adapter has few; each device needs the frozen weights to sample",
-            fix='set it to "replicate", or train all weights with [model] lora_rank = 0',
-        )
-    ]
+    where, what = f"{config.place('backend.options')}.parallel", "'fsdp' does not go with an adapter"
+    why = "it shards trained weights, and an adapter has few; each device needs the frozen weights to sample"
+    fix = 'set it to "replicate", or train all weights with [model] lora_rank = 0'
+    return [Problem(code="backend.fsdp-with-adapter", where=where, what=what, why=why, fix=fix)]
 
 
 def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
@@ -282,9 +277,7 @@ def adapter_kind_problems(config: Config) -> list[Problem]:
         if config.value(f"lora.{name}", False) and engine not in engines:
             what, fix = f"engine = {engine!r} does not go with [lora] {name}", f'use engine = "{ENGINE}"'
             why = f"{', '.join(engines)} apply it, other engines are not known to"
-            problems.append(
-                _problem(config, "inference.engine", code="engine.adapter-kind", what=what, fix=fix, why=why)
-            )
+            problems += [_problem(config, "inference.engine", code="engine.adapter-kind", what=what, fix=fix, why=why)]
     if config.table("lora", LoraKeys).dora and config.table("model", ModelKeys).quantize != "none":
         what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
         why = "PEFT's modules apply it, and they are not quantised"

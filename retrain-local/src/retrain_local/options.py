@@ -21,8 +21,7 @@ class ModelKeys(Table):
         "Frozen matrices of backend local, in sampling and training: none = as dtype says, nf4 = 4 bits (QLoRA), int8.",
     )
     replay_experts: Literal["auto", "on", "off"] = key(
-        "auto",
-        "Train a mixture with the experts that sampling chose: auto = if a server reports them (backend local).",
+        "auto", "Train a mixture with the experts that sampling chose: auto = if a server reports them (backend local)."
     )
     adapter: str = key(
         "",

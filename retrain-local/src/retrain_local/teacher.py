@@ -76,12 +76,8 @@ def teacher_config(config: Config) -> Config:
     own: dict[str, Any] = {"model": name, "adapter": adapter, "lora_rank": document.get("r", 1)}
     lora: dict[str, Any] = {"alpha": document.get("lora_alpha", 0), "dora": False}
     lora["rslora"] = bool(document.get("use_rslora", False))
-    tables = {
-        **config.tables,
-        "model": config.model.model_copy(update=own),
-        "lora": config.lora.model_copy(update=lora),
-    }
+    tables = {"model": config.model.model_copy(update=own), "lora": config.lora.model_copy(update=lora)}
     moved = {
         path.replace("teacher.", "model."): config.origin(path) for path in (ADAPTER, MODEL) if config.value(path, "")
     }
-    return replace(config, tables=tables, origins={**config.origins, **moved})
+    return replace(config, tables={**config.tables, **tables}, origins={**config.origins, **moved})

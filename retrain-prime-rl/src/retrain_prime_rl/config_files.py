@@ -30,7 +30,6 @@ Exit codes: 0 done; 2 usage or configuration error.
 
 
 def written(layout: Layout, folder: Path) -> dict[str, str]:
-
     def serve(server: Server) -> str:
         port = "" if server.port == layout.servers[0].port else f" --server.port {server.port}"
         return f"uv run inference @ {shlex.quote(str(folder.resolve() / INFERENCE))}{port}"

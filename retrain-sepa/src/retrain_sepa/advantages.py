@@ -263,9 +263,7 @@ REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=lambda step: rein
 REINFORCE_PP_BASELINE = AdvantageSpec(name="reinforce_pp_baseline", compute_step=_baseline, needs_group=True)
 GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)
 OPO = AdvantageSpec(
-    name="opo",
-    compute_step=lambda step: list(map(opo_advantages, step.rewards_PG, step.lengths_PG)),
-    needs_group=True,
+    name="opo", compute_step=lambda step: list(map(opo_advantages, step.rewards_PG, step.lengths_PG)), needs_group=True
 )
 REMAX = AdvantageSpec(
     name="remax", compute_step=lambda step: remax_advantages(step.rewards_PG, step.greedy_P), needs_greedy=True

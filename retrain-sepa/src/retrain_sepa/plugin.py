@@ -155,18 +155,15 @@ def retrain_register_controllers(register: Register) -> None:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """Refuse `distillation` without a teacher."""
     from retrain.api import Problem
 
     if config.algorithm.advantage_mode != "distillation" or config.algorithm.algorithm_mode:
         return []
-    problems = []
-    if not config.teacher.is_set and not config.distil.teacher:
-        what, why = "there is no teacher", "advantage 'distillation' takes its rewards from the model of [teacher]"
-        fix = "set [teacher] model, adapter or engine, or [distil] teacher"
-        where = config.place("algorithm.advantage_mode")
-        problems.append(Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix))
-    return problems
+    if config.teacher.is_set or config.distil.teacher:
+        return []
+    what, why = "there is no teacher", "advantage 'distillation' takes its rewards from the model of [teacher]"
+    fix, where = "set [teacher] model, adapter or engine, or [distil] teacher", config.place("algorithm.advantage_mode")
+    return [Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix)]
 
 
 @hookimpl
@@ -177,7 +174,6 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Report the extra `semantic`: `[planning] detector = "semantic"` needs it."""
     from retrain.api import diagnose_extra
 
     needed = config is not None and config.planning.detector == "semantic"

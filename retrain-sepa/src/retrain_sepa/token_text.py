@@ -117,7 +117,6 @@ class IncrementalDecoder:
         self.decode_text = decode_text
 
     def decode(self, tokens_T: Tokens) -> DecodedTokens:
-        """Return text and offsets of these ids; CreditError for a negative id."""
         _refuse_negative(tokens_T)
         ids = tokens_T.tolist()
         starts, ends, parts = [0] * len(ids), [0] * len(ids), []

@@ -87,8 +87,7 @@ def _fetch(url: str, file: Path, timeout_s: float) -> None:
         with httpx.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer:
             answer.raise_for_status()
             with file.open("wb") as stream:
-                for chunk in answer.iter_bytes(CHUNK):
-                    stream.write(chunk)
+                stream.writelines(answer.iter_bytes(CHUNK))
     except httpx.HTTPError as error:
         reason = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
         # without the address: a signed URL is a credential

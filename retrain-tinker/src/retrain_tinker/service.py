@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,10 +88,8 @@ class Service:
         """Make a new adapter on attention and MLP of a base model, without the head like the local backend."""
         self._base_model = base_model
         doing, seed = f"creating an adapter of rank {rank} on {base_model}", seed % 2**SEED_BITS
-        make = self._client.create_lora_training_client
-        self.replace_trainer(
-            self._call(doing, lambda: make(base_model, rank=rank, seed=seed, train_unembed=False), at_start=True)
-        )
+        make = partial(self._client.create_lora_training_client, base_model, rank=rank, seed=seed, train_unembed=False)
+        self.replace_trainer(self._call(doing, make, at_start=True))
 
     def restore(self, path: str) -> None:
         """Make a new training client with the weights and the optimizer of a saved state, replacing the present one.

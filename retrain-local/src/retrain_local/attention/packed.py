@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from retrain.api import Tokens
 from retrain_local.decoder import Attend, Scores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +125,8 @@ class PaddedAttend:
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         sizes = [bucket.index_ST.size for bucket in self._buckets]
-        inputs, places = (queries_NHD, keys_NKD, values_NKD), (self._index_P, self._places_N)
-        padded = [_Padded.apply(x, *places).split(sizes) for x in inputs]
+        places = self._index_P, self._places_N
+        padded = [_Moved.apply(x, *places).split(sizes) for x in (queries_NHD, keys_NKD, values_NKD)]
         parts = []
         for number, bucket in enumerate(self._buckets):
             queries, keys, values = (x[number].unflatten(0, bucket.index_ST.shape) for x in padded)
@@ -135,7 +137,7 @@ class PaddedAttend:
                 )
             q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
             parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
-        return _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
+        return _Moved.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         is_plain = scores.softcap is None and scores.sinks_H is None
@@ -202,21 +204,28 @@ class _Bucket:
 
 def _members(spans: Spans) -> Iterator[list[int]]:
     """Yield the segments of each bucket: all with a prefix or all without, longest first, of similar length."""
+
+    def fits(bucket: list[int], s: int) -> bool:
+        longest = spans.lengths[bucket[0]]
+        keys = longest + (max(spans.lengths[spans.prefixes[m]] for m in [*bucket, s]) if spans.prefixes[s] >= 0 else 0)
+        is_small = (len(bucket) + 1) * longest * keys <= MASK_ELEMENTS
+        return is_small and spans.lengths[s] >= SHORTEST_SHARE * longest
+
     for continues in (False, True):
         chosen = [s for s, prefix in enumerate(spans.prefixes) if (prefix >= 0) == continues and spans.lengths[s]]
-        chosen.sort(key=lambda s: -spans.lengths[s])
-        bucket: list[int] = []
-        for s in chosen:
-            if bucket:
-                longest = spans.lengths[bucket[0]]
-                keys = longest + (max(spans.lengths[spans.prefixes[m]] for m in [*bucket, s]) if continues else 0)
-                too_large = (len(bucket) + 1) * longest * keys > MASK_ELEMENTS
-                if too_large or spans.lengths[s] < SHORTEST_SHARE * longest:
-                    yield bucket
-                    bucket = []
-            bucket.append(s)
-        if bucket:
-            yield bucket
+        yield from runs_of(sorted(chosen, key=lambda s: -spans.lengths[s]), fits)
+
+
+def runs_of(items: Iterable[T], fits: Callable[[list[T], T], bool]) -> Iterator[list[T]]:
+    """Yield runs of items; each ends before an item that does not fit to it."""
+    run: list[T] = []
+    for item in items:
+        if run and not fits(run, item):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -226,32 +235,22 @@ def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarr
     return index_ST, columns_T[None, :] < lengths_S[:, None]
 
 
-class _Padded(torch.autograd.Function):  # type: ignore[misc]
-    """x[index_P]; its backward pass is a plain gather, since padding has no gradient (a scatter-add is slow)."""
+class _Moved(torch.autograd.Function):  # type: ignore[misc]
+    """x[there]; its gradient is a plain gather, g[back], since padding has none (a scatter-add is slow).
+
+    Of an x with padding, at `pads`, that is dropped.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
-        ctx.save_for_backward(places_N)
-        return x_N.index_select(0, index_P)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (places_N,) = ctx.saved_tensors
-        return gradients[0].index_select(0, places_N), None, None
-
-
-class _Packed(torch.autograd.Function):  # type: ignore[misc]
-    """x[places_N], the inverse; padding is dropped and gets no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
-        ctx.save_for_backward(index_P, pads_Q)
-        return x_P.index_select(0, places_N)
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, pads: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(back, pads)
+        return x.index_select(0, there)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        index_P, pads_Q = ctx.saved_tensors
-        return gradients[0].index_select(0, index_P).index_fill_(0, pads_Q, 0.0), None, None, None
+        back, pads = ctx.saved_tensors
+        g = gradients[0].index_select(0, back)
+        return g if pads is None else g.index_fill_(0, pads, 0.0), None, None, None
 
 
 def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.attention.packed import SHORTEST_SHARE, Picks, Spans
+from retrain_local.attention.packed import SHORTEST_SHARE, Picks, Spans, runs_of
 
 Move = Callable[[Tensor], Tensor]
 
@@ -30,7 +30,9 @@ class WholeRows:
                 rows.append(np.concatenate(parts))
         places_N, done = np.full(spans.num_tokens, -1), 0
         self._calls: list[tuple[Picks, tuple[int, int]]] = []
-        for part in _alike(rows, SHORTEST_SHARE if pads else 1.0):
+        share = SHORTEST_SHARE if pads else 1.0
+        rows.sort(key=len, reverse=True)
+        for part in runs_of(rows, lambda part, row_T: len(row_T) >= share * len(part[0])):
             width = len(part[0])
             padded = np.stack([np.pad(row_T, (0, width - len(row_T)), mode="edge") for row_T in part])
             for number, row_T in enumerate(part):
@@ -48,14 +50,3 @@ class WholeRows:
 
 def _side_by_side(picks: Picks, size: tuple[int, int], x_N: Tensor) -> Tensor:
     return picks.of(x_N).unflatten(0, size)
-
-
-def _alike(rows: list[np.ndarray], shortest_share: float) -> Iterator[list[np.ndarray]]:
-    part: list[np.ndarray] = []
-    for row_T in sorted(rows, key=len, reverse=True):
-        if part and len(row_T) < shortest_share * len(part[0]):
-            yield part
-            part = []
-        part.append(row_T)
-    if part:
-        yield part

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -19,16 +19,12 @@ def proven(name: str, device: torch.device, place: str, faults_of: Callable[[Any
     """Return the kernels at `place` (`module:name`), or None, with a warning, if they have a fault on this device."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
         return None
-    module, _, attribute = place.partition(":")
-
-    def load() -> Any:
-        return getattr(import_module(module), attribute)
 
     def faults() -> Iterator[str]:
-        yield from faults_of(load())
+        yield from faults_of(resolve_name(place))
 
     if (fault := first_fault(faults())) is None:
-        return load()
+        return resolve_name(place)
     log.warning("%s are not used on %s: %s", name, device, fault)
     return None
 

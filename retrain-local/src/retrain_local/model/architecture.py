@@ -117,10 +117,6 @@ def _llama_biases(values: Values) -> frozenset[str]:
     return attention | (frozenset({"gate_proj", "up_proj", "down_proj"}) if values.get("mlp_bias") else frozenset())
 
 
-def _mistral_windows(values: Values) -> tuple[int | None, ...] | None:
-    return None if values["layer_types"] else (values["sliding_window"] or None,) * values["num_hidden_layers"]
-
-
 def _qwen_windows(values: Values) -> tuple[int | None, ...] | None:
     window = (values["sliding_window"] or None) if values["use_sliding_window"] else None
     layers, first = values["num_hidden_layers"], values["max_window_layers"]
@@ -153,10 +149,7 @@ FAMILIES: dict[str, Family] = {
         biased=_llama_biases,
     ),
     "qwen2": Family(
-        saved_by="Qwen2ForCausalLM",
-        defaults=QWEN,
-        biased=lambda values: ATTENTION_INPUTS,
-        windows=_qwen_windows,
+        saved_by="Qwen2ForCausalLM", defaults=QWEN, biased=lambda values: ATTENTION_INPUTS, windows=_qwen_windows
     ),
     "qwen3": Family(
         saved_by="Qwen3ForCausalLM",
@@ -168,7 +161,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(
         saved_by="MistralForCausalLM",
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "sliding_window": 4096},
-        windows=_mistral_windows,
+        windows=lambda v: None if v["layer_types"] else (v["sliding_window"] or None,) * v["num_hidden_layers"],
     ),
 }
 

@@ -211,10 +211,9 @@ def _misfit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor]) ->
 
 
 def _unusable(path: Path, what: str) -> BackendError:
+    what = f"cannot be restored: {what}"
     fix = "resume with the model and [lora] settings of the saved run, from a complete checkpoint"
-    return BackendError(
-        Problem(code="checkpoint.unusable", where=str(path), what=f"cannot be restored: {what}", fix=fix)
-    )
+    return BackendError(Problem(code="checkpoint.unusable", where=str(path), what=what, fix=fix))
 
 
 def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -230,10 +229,9 @@ def load_start(pair: Pair, config: Config, *, line: str = "Starting from the ada
         what, fix = f"{file} cannot be read: {type(error).__name__}: {error}", "give a complete adapter folder"
         raise ConfigError(Problem(code="model.adapter-unreadable", where=where, what=what, fix=fix)) from error
     if misfit := set_adapter(pair, tensors):
+        what = f"{file} does not fit: {misfit}"
         fix = "start from an adapter of this model that has a matrix for every linear layer except the head"
-        raise ConfigError(
-            Problem(code="model.adapter-misfit", where=where, what=f"{file} does not fit: {misfit}", fix=fix)
-        )
+        raise ConfigError(Problem(code="model.adapter-misfit", where=where, what=what, fix=fix))
     pair.trained.keep_reference()
     pair.publish()
     log.info("%s %s", line, file.parent)

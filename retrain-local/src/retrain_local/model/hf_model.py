@@ -135,11 +135,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         what, fix = f"no layer is named {str(error)!r}", f"known: all-linear, attention, experts, {', '.join(known)}"
         raise ConfigError(Problem(code="model.unknown-target", where="[lora] targets", what=what, fix=fix)) from None
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
-    total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
-    measured = cache(partial(measure_activations, trained, peft.get_base_model(), trained.shape.token_elements))
-    trained.shape = replace(trained.shape, parameters=total, activations=measured)
-    trained.head_parameters = _head_parameters(trained)
     made = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -152,22 +148,21 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         # The short names would match layers of the other towers too.
         targets = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in names.values()}
     written = adapter_config(targets, lora, fan_in_fan_out=bool(peft_config.fan_in_fan_out))
-    written |= {name: found for name in BESIDE_MODULES if (found := plain_value(getattr(peft_config, name, None)))}
-    return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
+    beside = {name: getattr(peft_config, name, None) for name in BESIDE_MODULES}
+    written |= {k: sorted(v) if isinstance(v, (set, list, tuple)) else v for k, v in beside.items() if v}
+    model = peft.get_base_model()
+    return _pair(folder, route, trained, model, made, names, parameters=parameters, adapter_config=written)
 
 
 # Keys of PEFT's configuration that an adapter of fused experts needs in addition to modules.
 BESIDE_MODULES = ("target_parameters", "rank_pattern", "alpha_pattern")
 
 
-def plain_value(value: Any) -> Any:
-    return sorted(value) if isinstance(value, (set, list, tuple)) else value
-
-
 def _pair(
     folder: Folder,
     route: Route,
     trained: HfDecoder,
+    model: nn.Module,
     made: Sequence[tuple[Any, Take]],
     names: Mapping[str, str],
     *,
@@ -178,7 +173,11 @@ def _pair(
 
     `names` maps parameters to their names in files. The two differ if the modules are part of a whole.
     """
-    samplers = [route.decoder(model) for model, _ in made]
+    total = sum(p.numel() for p in model.parameters())
+    measured = cache(partial(measure_activations, trained, model, trained.shape.token_elements))
+    trained.shape = replace(trained.shape, parameters=total, activations=measured)
+    trained.head_parameters = _head_parameters(trained)
+    samplers = [route.decoder(sampled) for sampled, _ in made]
     for sampler in samplers:
         sampler.shape = trained.shape
 
@@ -191,7 +190,7 @@ def _pair(
         for _, take in made:
             take(values)
 
-    given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
+    given |= {"parameters": in_files, "total": total, "eos_ids": folder.eos_ids()}
     if route.first_position:  # the padding id has no position, so no text continues after it
         given["eos_ids"] |= {route.first_position - 1}
     return Pair(trained=trained, samplers=tuple(samplers), publish=publish, **given)
@@ -336,7 +335,6 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
     _refuse(folder, place)
     base, whole = load_base(folder, place)
     route = route_of(base, folder)
-    total = sum(p.numel() for p in base.parameters())
     trained = route.decoder(base, HfFullDecoder, PlainFullDecoder)
     parameters, made = dict(base.named_parameters()), []
     for device in place.samplers:
@@ -344,9 +342,6 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
             model = _copy(base, place, device, shares=False)
         made.append((model, _copying(model, parameters)))
     base.requires_grad_(True)
-    measured = cache(partial(measure_activations, trained, base, trained.shape.token_elements))
-    trained.shape = replace(trained.shape, activations=measured)
-    trained.head_parameters = _head_parameters(trained)
 
     def reference() -> object:
         frozen, _ = load_base(folder, place)
@@ -369,8 +364,8 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
         source=folder.weights(),
         others=composite.others(in_files, names.values()) if whole is not None else (),
     )
-    given = {"total": total, "adapter_config": {}, "files": files}
-    return _pair(folder, route, trained, made, names, parameters=parameters, **given)
+    given = {"adapter_config": {}, "files": files}
+    return _pair(folder, route, trained, base, made, names, parameters=parameters, **given)
 
 
 def _refuse(folder: Folder, place: Placement) -> None:

@@ -103,12 +103,8 @@ def _whole(wide: Activations, narrow: Activations) -> Activations:
 
 
 def _lists(text: Any) -> dict[str, list[Any]]:
-    """Return the lists with an entry for each layer."""
-    return {
-        name: value
-        for name, value in vars(text).items()
-        if isinstance(value, list) and len(value) == text.num_hidden_layers
-    }
+    lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
+    return {name: value for name, value in lists.items() if len(value) == text.num_hidden_layers}
 
 
 def _times(kinds: list[Any]) -> dict[int, int]:

@@ -94,5 +94,4 @@ class RowStep(_OwnAttention):
         self._kept = mapped(self._kept, lambda tensor: tensor.index_select(0, kept_B) if tensor.dim() else tensor)
 
     def of_row(self, place: int) -> Any:
-        """Return the stored state of one row."""
         return mapped(self._kept, lambda tensor: tensor[place : place + 1].clone() if tensor.dim() else tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,6 +175,9 @@ class Reader:
         self._progress.add(1)
         return into.copy_(self._files[name].get_tensor(name))
 
+    def whole(self, name: str) -> Tensor:
+        return self.read(name, self.empty(*self.shape(name)))
+
 
 def file_names(folder: Path) -> list[str]:
     if not (folder / INDEX).is_file():
@@ -198,17 +201,12 @@ def read_weights(
             found = list(reader.shape(name))
             raise UnfitWeightsError(f"{name} is {found} in the file, config.json says {list(shape)}")
 
-    def whole(name: str) -> Tensor:
-        return reader.read(name, reader.empty(*shapes[name]))
-
-    embedding = whole(f"{prefix}embed_tokens.weight")
-    layers = tuple(
-        _layer(reader, shapes, prefix, f"layers.{at}.", architecture, pack) for at in range(architecture.layers)
-    )
-    head = embedding if is_tied else whole("lm_head.weight")
+    embedding = reader.whole(f"{prefix}embed_tokens.weight")
+    layers = tuple(_layer(reader, prefix, f"layers.{at}.", architecture, pack) for at in range(architecture.layers))
+    head = embedding if is_tied else reader.whole("lm_head.weight")
     if architecture.is_tied and not is_tied and torch.equal(head, embedding):
         head = embedding  # some files store the tied head as well
-    return Weights(embedding=embedding, layers=layers, norm=whole(f"{prefix}norm.weight"), head=head)
+    return Weights(embedding=embedding, layers=layers, norm=reader.whole(f"{prefix}norm.weight"), head=head)
 
 
 def _shapes(a: Architecture, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -243,24 +241,18 @@ def matrices(a: Architecture) -> dict[str, tuple[int, int]]:
 
 
 def _layer(
-    reader: Reader,
-    shapes: Mapping[str, tuple[int, ...]],
-    prefix: str,
-    layer: str,
-    a: Architecture,
-    pack: Callable[[Linear], Linear] | None,
+    reader: Reader, prefix: str, layer: str, a: Architecture, pack: Callable[[Linear], Linear] | None
 ) -> LayerWeights:
     def vector(name: str) -> Tensor:
-        name = f"{prefix}{layer}{name}.weight"
-        return reader.read(name, reader.empty(*shapes[name]))
+        return reader.whole(f"{prefix}{layer}{name}.weight")
 
     def fused(*names: str) -> Linear:
         full = tuple(f"{prefix}{layer}{name}" for name in names)
-        sizes = tuple(shapes[f"{name}.weight"][0] for name in full)
+        sizes = tuple(reader.shape(f"{name}.weight")[0] for name in full)
         outputs, spare = sum(sizes), stacked_rows(len(names) * reader.spare_rows)
-        stacked = reader.empty(outputs + spare, shapes[f"{full[0]}.weight"][1])
+        stacked = reader.empty(outputs + spare, reader.shape(f"{full[0]}.weight")[1])
         weight = stacked[:outputs]
-        bias = reader.empty(sum(sizes)) if f"{full[0]}.bias" in shapes else None
+        bias = reader.empty(sum(sizes)) if full[0].rpartition(".")[2] in a.biased else None
         for name, rows in zip(full, weight.split(sizes), strict=True):
             reader.read(f"{name}.weight", rows)
         if bias is not None:
@@ -273,7 +265,7 @@ def _layer(
     heads_norm = None
     if a.normalises_heads:
         queries, keys = vector("self_attn.q_norm"), vector("self_attn.k_norm")
-        heads_norm = torch.cat([queries.expand(a.heads, -1), keys.expand(a.kv_heads, -1)])
+        heads_norm = HeadsNorm(queries_D=queries, keys_D=keys, heads=a.heads, kv_heads=a.kv_heads).expanded()
     return LayerWeights(
         attention_norm=vector("input_layernorm"),
         qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -364,14 +364,10 @@ def _refuse_non_finite(row: Row, last: int) -> None:
     # log-probabilities normalise over all logits, so a single NaN or +inf among them shows here
     if not np.isfinite(row.logprobs[-last:]).all():
         place = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
-        raise NonFiniteError(
-            Problem(
-                code="run.non-finite-logits",
-                what=f"the model gave non-finite logits at token {place} of a completion of prompt {row.request}",
-                why="its weights have diverged or are broken",
-                fix="lower [training] lr or set [optimizer] grad_clip_norm, and start from the last good checkpoint",
-            )
-        )
+        what = f"the model gave non-finite logits at token {place} of a completion of prompt {row.request}"
+        why = "its weights have diverged or are broken"
+        fix = "lower [training] lr or set [optimizer] grad_clip_norm, and start from the last good checkpoint"
+        raise NonFiniteError(Problem(code="run.non-finite-logits", what=what, why=why, fix=fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

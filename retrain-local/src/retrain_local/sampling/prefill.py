@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain.api import Tokens
-from retrain_local.attention.packed import MakeAttend, Spans, dense_attention
+from retrain_local.attention.packed import MASK_ELEMENTS, SHORTEST_SHARE, MakeAttend, Spans, dense_attention, runs_of
 from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.memory.sizes import runs
 from retrain_local.model.states import Mixed, PromptMix
@@ -83,9 +83,7 @@ class FreshAttention:
         return self._attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
 KEYS = 2**15  # gathered for one call; a longer row has its own call
-SHORTEST_SHARE = 0.6  # of the longest keys of a call: bounds the cost of padding
 # Another call costs as much as this many padded queries, or as padding every query once.
 PADDED_QUERIES = 256
 
@@ -124,7 +122,7 @@ class ContinuedAttention:
     ) -> None:
         self._pool, self._slots_N, self._tables = pool, slots_N, tables
         self._masks: dict[tuple[int, int | None, int | None], Tensor] = {}
-        groups = list(_groups(_pieces(pasts, lengths)))
+        groups = list(runs_of(sorted(_pieces(pasts, lengths), key=lambda piece: -piece.keys), _fits))
         self._buckets = [self._bucket(pieces) for pieces in groups]
         places_N, before = np.empty(sum(lengths), np.int64), 0
         for pieces in groups:
@@ -194,16 +192,8 @@ def _pieces(pasts: Sequence[int], lengths: Sequence[int]) -> Iterator[_Piece]:
         start += length
 
 
-def _groups(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.keys):
-        if group:
-            longest, queries = group[0].keys, max(each.count for each in [*group, piece])
-            padded, real = (len(group) + 1) * queries, sum(each.count for each in [*group, piece])
-            is_large = padded * longest > MASK_ELEMENTS or (len(group) + 1) * longest > KEYS
-            if is_large or piece.keys < SHORTEST_SHARE * longest or padded > 2 * real + PADDED_QUERIES:
-                yield group
-                group = []
-        group.append(piece)
-    if group:
-        yield group
+def _fits(group: list[_Piece], piece: _Piece) -> bool:
+    longest, counts = group[0].keys, [each.count for each in (*group, piece)]
+    padded = len(counts) * max(counts)
+    is_small = padded * longest <= MASK_ELEMENTS and len(counts) * longest <= KEYS
+    return is_small and piece.keys >= SHORTEST_SHARE * longest and padded <= 2 * sum(counts) + PADDED_QUERIES

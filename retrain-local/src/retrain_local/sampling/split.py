@@ -155,14 +155,12 @@ def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
     try:
         return found.params.model_validate(options) if found.params else None
     except ValidationError as error:
-        details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
+        problems = []
         fix = f"use one of: {', '.join(found.params.model_fields)}" if found.params else "remove it"
-        raise ConfigError(
-            *(
-                Problem(code="engine.bad-option", where=f"{where}.{name}", what=f"invalid option: {what}", fix=fix)
-                for name, what in details
-            )
-        ) from None
+        for detail in error.errors():
+            place, message = ".".join(map(str, [where, *detail["loc"]])), detail["msg"]
+            problems.append(Problem(code="engine.bad-option", where=place, what=f"invalid option: {message}", fix=fix))
+        raise ConfigError(*problems) from None
 
 
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:

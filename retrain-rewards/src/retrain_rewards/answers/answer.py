@@ -7,13 +7,15 @@ math-verify decides whether two formulas are equal. That is no verdict yet: it f
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain_rewards.answers.units import dropped, objection_to_words
 from retrain_rewards.boxed import boxed
 
+T = TypeVar("T")
 # Relative. math-verify compares six decimals, and any two numbers below these are equal to it.
 TOLERANCE = 1e-3
 # From here on, six decimals are the stricter bound.
@@ -50,13 +52,8 @@ def wanted(reference: str, is_cased: bool = False) -> Wanted:
     import sympy
 
     golds, form = parsed(reference, is_cased), _form(reference)
-    try:
-        is_finished, is_rational = _state(form, golds[0] if golds else None)
-    except (MemoryError, RecursionError):
-        raise
-    # Sympy has no common class of errors; a form that it cannot evaluate is no finished value.
-    except Exception:
-        is_finished = is_rational = False
+    # A form that sympy cannot evaluate is no finished value.
+    is_finished, is_rational = _tried(lambda: _state(form, golds[0] if golds else None), (False, False))
     return Wanted(
         text=reference,
         golds=tuple(gold for gold in golds if isinstance(gold, str) or gold not in (sympy.nan, sympy.zoo)),
@@ -65,6 +62,16 @@ def wanted(reference: str, is_cased: bool = False) -> Wanted:
         is_finished=is_finished,
         is_rational=is_rational,
     )
+
+
+def _tried(call: Callable[[], T], otherwise: T) -> T:
+    """Return what the call returns; sympy and math-verify's parser have no common class of errors."""
+    try:
+        return call()
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return otherwise
 
 
 def _state(form: Any, value: Any) -> tuple[bool, bool]:
@@ -102,12 +109,8 @@ def parsed(formula: str, is_cased: bool = False) -> tuple[Any, ...]:
         raise
     except Exception:  # not LaTeX mathematics, or nested too deeply for the parser
         pass
-    try:
-        return tuple(parse(boxed(formula), parsing_timeout=None, raise_on_error=True))
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:  # of its normalisation or its parser: both mean that this is not mathematics
-        return ()
+    # An error of its normalisation or its parser means that this is not mathematics.
+    return _tried(lambda: tuple(parse(boxed(formula), parsing_timeout=None, raise_on_error=True)), ())
 
 
 def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accept_unfinished: bool) -> str:
@@ -310,11 +313,4 @@ def _form(formula: str) -> Any:
     from retrain_rewards.answers.form import form_of
     from retrain_rewards.answers.size import refusal
 
-    if refusal(formula):
-        return None
-    try:
-        return form_of(formula)
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:  # whatever math-verify's parser cannot read
-        return None
+    return None if refusal(formula) else _tried(lambda: form_of(formula), None)

@@ -193,7 +193,6 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
 
 
 def _chosen(wanted: Notation | None, found: Notation | None, reference: str, answer: str) -> bool | tuple[str, str]:
-
     def read(side: Notation | None, text: str) -> tuple[str, str]:
         if side and side.kind == "choice":
             return str(side.form[0]), side.value

@@ -199,10 +199,11 @@ def _with_braced_roots(text: str) -> str:
     return text
 
 
-_GREEK = (
-    "αβγδεζηθικλνξπρστυφχψωΓΔΘΛΞΠΣΦΨ",
+_COMMANDS = (  # characters, and the command of each
+    "αβγδεζηθικλνξπρστυφχψωΓΔΘΛΞΠΣΦΨ×÷±∓∞≠≈∈∉∪∩∖∧∨…∴∠⌊⌋⌈⌉",
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi pi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi",
+    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi times div pm mp infty ne approx in notin cup cap setminus wedge vee "
+    "ldots therefore angle lfloor rfloor lceil rceil",
 )
 _MEANINGS = {  # TeX or ASCII, and the characters that mean it
     "-": "−–—‒―﹣－‐‑⁃",
@@ -215,40 +216,19 @@ _MEANINGS = {  # TeX or ASCII, and the characters that mean it
     "'": "′’",
     r"\%": "％",
     r"\cdot ": "⋅·∙•",
-    r"\times ": "×",
-    r"\div ": "÷",
-    r"\pm ": "±",
-    r"\mp ": "∓",
-    r"\infty ": "∞",
     r"^\circ ": "°º˚",
     r"^\circ C": "℃",
     r"^\circ F": "℉",
     r"\le ": "≤⩽≦",
     r"\ge ": "≥⩾≧",
-    r"\ne ": "≠",
-    r"\approx ": "≈",
-    r"\in ": "∈",
-    r"\notin ": "∉",
-    r"\cup ": "∪",
-    r"\cap ": "∩",
-    r"\setminus ": "∖",
-    r"\wedge ": "∧",
-    r"\vee ": "∨",
     r"\emptyset ": "∅⌀Ø",
-    r"\ldots ": "…",
-    r"\therefore ": "∴",
-    r"\angle ": "∠",
-    r"\lfloor ": "⌊",
-    r"\rfloor ": "⌋",
-    r"\lceil ": "⌈",
-    r"\rceil ": "⌉",
     r"\langle ": "⟨〈",
     r"\rangle ": "⟩〉",
     r"\sqrt": "√",
     r"\sqrt[3]": "∛",
     r"\sqrt[4]": "∜",
     **{rf"\mathbb{{{letter}}}": character for letter, character in zip("RZQNC", "ℝℤℚℕℂ", strict=True)},
-    **{rf"\{name} ": letter for letter, name in zip(_GREEK[0], _GREEK[1].split(), strict=True)},
+    **{rf"\{name} ": character for character, name in zip(_COMMANDS[0], _COMMANDS[1].split(), strict=True)},
     r"\mu ": "μµ",
     r"\Omega ": "ΩΩ",
 }

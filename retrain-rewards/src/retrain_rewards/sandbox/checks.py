@@ -7,7 +7,7 @@ import os
 import sys
 
 from retrain_rewards.sandbox import inside
-from retrain_rewards.sandbox.link import RAISED, Link, handle_of, operate
+from retrain_rewards.sandbox.link import HANDLERS, RAISED, Link, handle_of, operate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def serve(channel: int, descriptor: int) -> None:
     # a small `pytest`: enough for tests of single functions, without the package
     pytest = sys.modules["pytest"] = type(sys)("pytest")
     pytest.__dict__.update(raises=_raises, approx=Approx, fail=_fail, mark=_Marks())
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
+    sys.set_int_max_str_digits(0)
     while True:
         code, names = inside.receive(channel)
         fault = _run(marshal.loads(code), names, link)
@@ -77,9 +76,8 @@ def serve_program(verb: str, target: Any, *parts: Any) -> Any:
         return target(*parts[0], **parts[1])
     if verb == "op" and (is_own or parts[0] in ("__call__", "__iter__", "__next__")):
         return operate(target, *parts)
-    if is_own and verb in ("get", "set", "del") and not str(parts[0]).startswith("_"):
-        handlers: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "del": delattr}
-        return handlers[verb](target, *parts)
+    if is_own and verb in HANDLERS and not str(parts[0]).startswith("_"):
+        return HANDLERS[verb](target, *parts)
     raise TypeError("the tests do not offer that")
 
 

@@ -16,7 +16,8 @@ def serve(channel: int, link_descriptor: int, source: str, prelude: str) -> None
     """Load the program and answer calls; `None` as a message hands over to the tests until they are done."""
     inside.prepare()
     module = sys.modules["program"] = type(sys)("program")
-    fault = _load(module, source, prelude)
+    code, before = inside.compiled(source, "program.py"), inside.compiled(prelude, "imports.py")
+    fault = code if isinstance(code, str) else inside.executed(before, code, module)
     link: Any = None
     while True:
         message = inside.receive(channel)
@@ -29,20 +30,6 @@ def serve(channel: int, link_descriptor: int, source: str, prelude: str) -> None
             link = Link(link_descriptor, _requests(module, fault), inside.leave, guards=False)
         while (request := link.receive())[0] != "done":
             link.answer(request)
-
-
-def _load(module: Any, source: str, prelude: str) -> str:
-    code = inside.compiled(source, "program.py")
-    if isinstance(code, str):
-        return code
-    try:
-        exec(inside.compiled(prelude, "imports.py"), module.__dict__)
-        exec(code, module.__dict__)
-    except SystemExit as leaving:  # a program may end with `exit()`
-        return f"exited with code {leaving.code!r}"[: inside.TEXT_CHARS] if leaving.code else ""
-    except BaseException as error:
-        return inside.described(error)
-    return ""
 
 
 def _call(module: Any, fault: str, name: str, arguments: Any, keywords: Any, as_json: bool) -> bytes:
@@ -89,9 +76,8 @@ def _requests(module: Any, fault: str) -> Any:
 
                 events.append(asyncio.new_event_loop())
             return events[0].run_until_complete(target)
-        if verb in ("get", "set", "del"):
-            handlers: dict[str, Any] = {"get": getattr, "set": setattr, "del": delattr}
-            return handlers[verb](target, *rest)
+        if verb in link.HANDLERS:
+            return link.HANDLERS[verb](target, *rest)
         return link.operate(target, *rest)
 
     return serve_tests

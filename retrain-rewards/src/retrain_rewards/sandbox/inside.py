@@ -59,8 +59,7 @@ def prepare() -> None:
     for name in ("exit", "quit"):
         setattr(builtins, name, Quitter(name, "Ctrl-D"))
     sys.setrecursionlimit(RECURSION_LIMIT)
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
+    sys.set_int_max_str_digits(0)
     _count_threads()
 
 
@@ -107,14 +106,7 @@ def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> t
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115 - the program's
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     module = sys.modules["__main__"] = type(sys)("__main__")
-    fault = ""
-    try:
-        exec(before, module.__dict__)
-        exec(code, module.__dict__)
-    except SystemExit as leaving:
-        fault = f"exited with code {leaving.code!r}"[:TEXT_CHARS] if leaving.code else ""
-    except BaseException as error:
-        fault = described(error)
+    fault = executed(before, code, module)
     try:
         if STARTED and "threading" in sys.modules:
             sys.modules["threading"]._shutdown()  # waits for the threads, as an interpreter does that ends
@@ -144,6 +136,18 @@ def compiled(source: str, name: str) -> CodeType | str:
         return compile(source, name, "exec", dont_inherit=True)
     except BaseException as error:
         return described(error)
+
+
+def executed(before: Any, code: CodeType, module: Any) -> str:
+    """Run the code in the module, and return its fault, if any; a program may end with `exit()`."""
+    try:
+        exec(before, module.__dict__)
+        exec(code, module.__dict__)
+    except SystemExit as leaving:
+        return f"exited with code {leaving.code!r}"[:TEXT_CHARS] if leaving.code else ""
+    except BaseException as error:
+        return described(error)
+    return ""
 
 
 def described(error: BaseException) -> str:

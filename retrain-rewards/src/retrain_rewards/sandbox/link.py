@@ -23,6 +23,7 @@ _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "
 _BITWISE = ("and", "or", "xor", "lshift", "rshift")
 ARITHMETIC = frozenset(f"__{prefix}{name}__" for prefix in ("", "r", "i") for name in (*_BINARY, *_BITWISE))
 GUARDED = ARITHMETIC | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
+HANDLERS: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "del": delattr}
 ALWAYS = frozenset(("__str__", "__repr__", "__format__", "__copy__", "__deepcopy__"))
 SPECIALS = (
     GUARDED
@@ -413,10 +414,8 @@ def _forwarded(special: str) -> Callable[..., Any]:
 
 
 def operate(target: Any, special: str, arguments: Any, keywords: Any) -> Any:
-    if special == "__deepcopy__":
-        return __import__("copy").deepcopy(target)
-    if special == "__copy__":
-        return __import__("copy").copy(target)
+    if special in ("__copy__", "__deepcopy__"):
+        return getattr(__import__("copy"), special.strip("_"))(target)
     if special == "__getitem__" and issubclass(type(target), type):
         return target[arguments[0]]
     method = getattr(type(target), special, None)

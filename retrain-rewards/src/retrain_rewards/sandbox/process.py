@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,7 +68,7 @@ class Limits:
     output_bytes: int = 2**23
 
 
-class Process(AbstractContextManager["Process"]):
+class Process:
     """An interpreter behind `command` that plays one part of `inside`; `link` connects it with another one."""
 
     def __init__(
@@ -170,9 +170,6 @@ class Process(AbstractContextManager["Process"]):
         # A program without a sandbox may have changed its own folder.
         with suppress(OSError):
             self._exits.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _kill(self) -> None:
         # Waited for already: the number may be another process's by now.

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -66,7 +67,7 @@ def find_sandbox() -> tuple[Sandbox | None, str]:
         for calls in (system_call_filter(), b""):
             sandbox = Sandbox(name="bubblewrap", command=_bubblewrap(found, closed), calls=calls)
             try:
-                with sandbox.process(Limits()):
+                with closing(sandbox.process(Limits())):
                     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
                     return replace(sandbox, name=version.strip() or sandbox.name), ""
             except (ProcessFault, OSError) as error:

@@ -94,6 +94,8 @@ class Encoder:
         self.known.append(value)
         if base is bytearray:
             return f'["bytearray",{quoted(value.decode("latin-1"))}]'
+        if base.__name__ == "deque":
+            return self.tagged("deque", (value.maxlen, *value))
         if base is not dict:
             return self.tagged(base.__name__, vars(base)["__iter__"](value))
         flat = (each for pair in list(dict.items(value)) for each in pair)
@@ -111,11 +113,7 @@ class Encoder:
         if kind in VIEWS:
             return self.tagged(VIEWS[kind], value if VIEWS[kind] != "dict_items" else map(tuple, value))
         if name == "collections.deque":
-            number = self._numbers.setdefault(id(value), len(self.known))
-            if number < len(self.known):
-                return f'["&",{number}]'
-            self.known.append(value)
-            return self.tagged("deque", (value.maxlen, *value))
+            return self._changeable(kind, kind, value)
         numpy = sys.modules.get("numpy")
         if numpy and issubclass(kind, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
             return self.encode(value.item())

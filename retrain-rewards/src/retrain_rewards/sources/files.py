@@ -248,5 +248,4 @@ class Countdown(Hub):
             what = f"not a puzzle: {numbers!r:.60} and {target!r:.60}"
             fix = f"give a list of 1 to {MOST_NUMBERS} whole numbers and a whole number as the target"
             raise refused(row.place, code="data.not-a-puzzle", what=what, fix=fix)
-        # numbers and target stay in `info`, where the verifier finds them
         return Task(prompt=question(given[:-1], given[-1]), reference=None, used=frozenset())

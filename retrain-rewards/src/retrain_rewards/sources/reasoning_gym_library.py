@@ -173,7 +173,6 @@ def make_entries(name: str, config: Mapping[str, Any], *, where: str) -> Iterato
 
 
 def main() -> None:
-
     request = json.load(sys.stdin)
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # some data sets print while they work

@@ -140,9 +140,8 @@ def _parsed(text: str, place: str, *, is_document: bool = False) -> Any:
         what = f"not JSON: {error.msg} at column {error.colno}"
         raise refused(where, code="data.bad-json", what=what, fix="correct that line") from error
     except (ValueError, RecursionError) as error:
-        raise refused(
-            place, code="data.bad-json", what=f"not usable JSON: {error}", fix="correct that value"
-        ) from error
+        what, fix = f"not usable JSON: {error}", "correct that value"
+        raise refused(place, code="data.bad-json", what=what, fix=fix) from error
 
 
 def _object(values: Any, place: str) -> Mapping[str, Any]:

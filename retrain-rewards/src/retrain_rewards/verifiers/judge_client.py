@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,6 @@ from retrain_rewards.tables import RewardTable
 BYTES_PER_TOKEN = 4
 # Exceptions of the library when a body is not JSON, or does not have the form of a completion.
 NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
-
-
 OPENAI_URL = "https://api.openai.com/v1"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
@@ -167,12 +166,12 @@ class Limiter:
         requests_per_minute: int,
         tokens_per_minute: int,
         *,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._request_s = MINUTE_S / requests_per_minute if requests_per_minute else 0.0
         self._token_s = MINUTE_S / tokens_per_minute if tokens_per_minute else 0.0
-        self._clock = clock
+        self._now = clock
         self._sleep = sleep
         # Serves its waiters in order.
         self._turn = asyncio.Lock()
@@ -194,9 +193,6 @@ class Limiter:
 
     def settle(self, tokens: int) -> None:
         self._paid_at += tokens * self._token_s
-
-    def _now(self) -> float:
-        return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
 
 HEAD = 200  # characters of a reply in a message

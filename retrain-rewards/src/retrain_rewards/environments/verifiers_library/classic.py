@@ -21,9 +21,7 @@ from retrain_rewards.environments.verifiers_library.settings import Settings, Ta
 TRAINABLE = "primeintellect/gsm8k, primeintellect/wordle"
 # Kinds that need more than this process; known by class names, because importing them needs more as well.
 FOREIGN = {
-    "SandboxEnv": "a sandbox",
-    "CliAgentEnv": "a sandbox",
-    "ComposableEnv": "a sandbox",
+    **dict.fromkeys(("SandboxEnv", "CliAgentEnv", "ComposableEnv"), "a sandbox"),
     "BrowserEnv": "a browser",
     "OpenEnvEnv": "its own server",
 }

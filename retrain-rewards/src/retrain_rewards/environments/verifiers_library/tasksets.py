@@ -279,7 +279,6 @@ def record_only_metrics_that_work() -> None:
 
 
 def _tried(measure: Callable[..., Any], name: str) -> Callable[..., Any]:
-
     @functools.wraps(measure)
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -70,7 +70,7 @@ class CodeReward:
         # Only with the filter of system calls: without it processes work, and are not to blame.
         hint = NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
         passed, detail = 0, ""
-        with Trial(self, source, imports, tests) as trial:
+        with closing(Trial(self, source, imports, tests)) as trial:
             for number, test in enumerate(tests, start=1):
                 fault = trial.fault(test)
                 passed += not fault
@@ -92,7 +92,7 @@ class CodeReward:
         return None
 
 
-class Trial(AbstractContextManager["Trial"]):
+class Trial:
     """One program at its tests, in a process that is replaced when it ends; code of tests has another."""
 
     def __init__(self, reward: CodeReward, source: str, imports: str, tests: Sequence[Test]) -> None:
@@ -181,9 +181,6 @@ class Trial(AbstractContextManager["Trial"]):
             for end in self._sockets:
                 exits.callback(end.close)
             self.processes, self._sockets = {}, ()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def make_code(context: PluginContext) -> CodeReward:

@@ -28,8 +28,6 @@ WORKING = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom),
     *(ast.For, ast.While, ast.If, ast.With, ast.Try),
 )
-
-
 Block = tuple[str, str]  # language and text
 
 
