@@ -14,23 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retrain.campaign import planned
 from retrain.campaign.folder import keep_earlier
 from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
 from retrain.campaign.load import Campaign, gpus_per_run
 from retrain.campaign.looks import PlannedLooks
 from retrain.campaign.manifest import CampaignRecord, Manifest
-from retrain.campaign.planned import (
-    Adopted,
-    PlannedRun,
-    State,
-    can_continue,
-    config_text,
-    is_done,
-    progress,
-    reason_of_failure,
-    run_config,
-    run_environ,
-)
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.kernel.registry import Plugins
@@ -54,7 +43,7 @@ PROGRAM = (*python_command(), "-m", "retrain")
 class _Active:
     """An active run. `is_own`: its exit code will be known. `steps_before` were done when it was started."""
 
-    run: PlannedRun
+    run: planned.PlannedRun
     job: RunningJob
     since: float
     is_own: bool
@@ -68,7 +57,7 @@ class Schedule:
     def __init__(
         self,
         campaign: Campaign,
-        runs: Sequence[PlannedRun],
+        runs: Sequence[planned.PlannedRun],
         *,
         workers: int,
         throttle_dir: Path | None,
@@ -85,7 +74,7 @@ class Schedule:
         self._follow_ups, self._stops, self._record = follow_ups, stops, record
         self._looks = looks
         self.cannot_look: RetrainError | None = None
-        self._queue: deque[PlannedRun] = deque()
+        self._queue: deque[planned.PlannedRun] = deque()
         self._active: dict[str, _Active] = {}
         self.attempts: Counter[str] = Counter()  # of this session
         self._anew: set[str] = set()  # runs whose resume was refused
@@ -117,9 +106,8 @@ class Schedule:
 
     @property
     def _is_open(self) -> bool:
-        if self.cannot_look:
-            return bool(self._active or self._follow_ups.num_open)
-        return bool(self._queue or self._active or self._follow_ups.num_open or (self._looks and self._looks.due))
+        is_waiting = not self.cannot_look and (self._queue or (self._looks and self._looks.due))
+        return bool(is_waiting or self._active or self._follow_ups.num_open)
 
     def _take_look(self) -> None:
         """Take the planned look once every run before it has ended; runs that it saves are not started."""
@@ -136,32 +124,32 @@ class Schedule:
         self._manifest.change(looks=[*looks.taken])
         for run in [run for run in self._queue if not looks.is_needed(run)]:
             self._queue.remove(run)
-            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
+            self._manifest.change_run(run.name, status=planned.State.NOT_NEEDED)
         # Saved before anything starts, so that a campaign that is killed now does not decide again.
         self._manifest.save()
         self._lines.say(f"  {look.text}", OUTCOME_LEVEL)
 
-    def _sort_in(self, run: PlannedRun) -> None:
+    def _sort_in(self, run: planned.PlannedRun) -> None:
         """Classify a run by its folder; the manifest may be out of date."""
-        if is_done(run):
-            self._manifest.change_run(run.name, status=State.DONE)
+        if planned.is_done(run):
+            self._manifest.change_run(run.name, status=planned.State.DONE)
             self._done(run)
         elif isinstance(self._launcher, FindsJobs) and (found := self._launcher.find(run.name, run.folder)):
-            self._manifest.change_run(run.name, status=State.RUNNING)
+            self._manifest.change_run(run.name, status=planned.State.RUNNING)
             self._follow(run, found, "started by an earlier session, waiting for it", continues=is_run(run.folder))
         elif owner_of(run.folder):
-            self._manifest.change_run(run.name, status=State.RUNNING)
-            self._follow(run, Adopted(run.folder), "still alive, waiting for it", is_own=False)
+            self._manifest.change_run(run.name, status=planned.State.RUNNING)
+            self._follow(run, planned.Adopted(run.folder), "still alive, waiting for it", is_own=False)
         elif self._looks and not self._looks.is_needed(run) and not is_run(run.folder):
-            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
+            self._manifest.change_run(run.name, status=planned.State.NOT_NEEDED)
         else:
-            self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
+            self._manifest.change_run(run.name, status=planned.State.QUEUED, pid=None)
             self._queue.append(run)
 
     def _follow(
-        self, run: PlannedRun, job: RunningJob, note: str, *, is_own: bool = True, continues: bool = False
+        self, run: planned.PlannedRun, job: RunningJob, note: str, *, is_own: bool = True, continues: bool = False
     ) -> None:
-        steps = progress(run.folder).steps_done if continues else 0
+        steps = planned.progress(run.folder).steps_done if continues else 0
         self._active[run.name] = _Active(
             run=run, job=job, since=time.monotonic(), is_own=is_own, continues=continues, steps_before=steps
         )
@@ -170,7 +158,7 @@ class Schedule:
 
     def _launch(self) -> None:
         """Start as many runs as there is room for; the manifest counts the attempts before the first process starts."""
-        chosen: list[PlannedRun] = []
+        chosen: list[planned.PlannedRun] = []
         # A sequential campaign has room for one process: the follow-up first.
         is_waiting = self._workers == 1 and self._follow_ups.num_open
         room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
@@ -185,7 +173,7 @@ class Schedule:
         for run in chosen:
             attempts = before[run.name]["attempts"] + 1
             fields = {"pid": None, "started": time_now(), "ended": None, "returncode": None}
-            self._manifest.change_run(run.name, status=State.RUNNING, attempts=attempts, **fields)
+            self._manifest.change_run(run.name, status=planned.State.RUNNING, attempts=attempts, **fields)
         self._manifest.save()
         for run in chosen:
             if self._stops.reason:
@@ -194,8 +182,8 @@ class Schedule:
             else:
                 self._start(run)
 
-    def _start(self, run: PlannedRun) -> None:
-        continues = run.name not in self._anew and can_continue(run)
+    def _start(self, run: planned.PlannedRun) -> None:
+        continues = run.name not in self._anew and planned.can_continue(run)
         self.attempts[run.name] += 1
         self._record.attempt(run.name, self._manifest.run(run.name)["attempts"], continues=continues)
         try:
@@ -210,19 +198,19 @@ class Schedule:
         notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
         self._follow(run, job, ", ".join(notes), continues=continues)
 
-    def _job(self, run: PlannedRun, *, continues: bool) -> Job:
+    def _job(self, run: planned.PlannedRun, *, continues: bool) -> Job:
         campaign = self._campaign
-        tables = run_config(run, campaign, self._throttle_dir)
+        tables = planned.run_config(run, campaign, self._throttle_dir)
         run.config_file.parent.mkdir(parents=True, exist_ok=True)
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.config_file, config_text(tables))
+        write_text(run.config_file, planned.config_text(tables))
         resume = ("--resume", str(run.folder)) if continues else ()
         if continues and campaign.config.resume.anyway:
             resume = (*resume, "--resume-anyway", "true")
         return Job(
             name=run.name,
             argv=(*PROGRAM, str(run.config_file), *resume),
-            environ=run_environ(tables, campaign.keys, os.environ),
+            environ=planned.run_environ(tables, campaign.keys, os.environ),
             cwd=Path.cwd(),
             folder=run.folder,
             num_cpus=max(1, (os.cpu_count() or 1) // self._workers),
@@ -237,7 +225,7 @@ class Schedule:
             run = active.run
             # The job is gone, but a process holds the folder: an orphan of it, or another user's run.
             if owner_of(run.folder):
-                active.job, active.is_own = Adopted(run.folder), False
+                active.job, active.is_own = planned.Adopted(run.folder), False
                 self._manifest.change_run(name, pid=active.job.pid)
                 continue
             del self._active[name]
@@ -246,41 +234,47 @@ class Schedule:
     def _ended(self, active: _Active, code: int) -> None:
         run, seconds = active.run, time.monotonic() - active.since
         self._manifest.change_run(run.name, ended=time_now(), returncode=code, pid=None)
-        if is_done(run):
-            self._manifest.change_run(run.name, status=State.DONE, returncode=0)
+        if planned.is_done(run):
+            self._manifest.change_run(run.name, status=planned.State.DONE, returncode=0)
             self._lines.ended(run, seconds)
             self._done(run)
         elif self._stops.reason:
-            self._manifest.change_run(run.name, status=State.STOPPED)
+            self._manifest.change_run(run.name, status=planned.State.STOPPED)
         # Another session's process ended for an unknown cause; its records say where to continue.
         elif not active.is_own:
-            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._manifest.change_run(run.name, status=planned.State.QUEUED)
             self._queue.appendleft(run)
         # Taken away by a time limit or a preemption: no failure as long as it makes progress.
-        elif code == EXIT_RESUMABLE and progress(run.folder).steps_done > active.steps_before:
+        elif code == EXIT_RESUMABLE and planned.progress(run.folder).steps_done > active.steps_before:
             self.attempts[run.name] -= 1
-            self._lines.ended(run, seconds, reason_of_failure(run, code), note="it got further, and is continued")
-            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._lines.ended(
+                run, seconds, planned.reason_of_failure(run, code), note="it got further, and is continued"
+            )
+            self._manifest.change_run(run.name, status=planned.State.QUEUED)
             self._queue.appendleft(run)
         else:
             if code == EXIT_USAGE and active.continues:
                 self._anew.add(run.name)
             # A configuration error would only repeat itself, a refused resume not: the run begins again then.
             may_retry = code != EXIT_USAGE or active.continues
-            self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
+            self._failed(run, code, planned.reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
 
-    def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
+    def _failed(
+        self, run: planned.PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0
+    ) -> None:
         left = self._campaign.table.retries + 1 - self.attempts[run.name] if may_retry else 0
         note = f"retrying, {counted(left, 'attempt')} left" if left > 0 else ""
         self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
         if left > 0:
-            self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
+            self._manifest.change_run(run.name, status=planned.State.QUEUED, error=reason)
             self._queue.appendleft(run)
             return
-        self._manifest.change_run(run.name, status=State.FAILED, ended=time_now(), returncode=code, error=reason)
+        self._manifest.change_run(
+            run.name, status=planned.State.FAILED, ended=time_now(), returncode=code, error=reason
+        )
         self.failures[run.name] = reason
 
-    def _done(self, run: PlannedRun) -> None:
+    def _done(self, run: planned.PlannedRun) -> None:
         self._num_done += 1
         first = self._manifest.content.get("first_done") or run.name
         self._manifest.change(first_done=first)
@@ -300,7 +294,7 @@ class Schedule:
             self._stops.wait(POLL_S)
         for active in self._active.values():
             active.job.kill()
-            self._manifest.change_run(active.run.name, status=State.STOPPED, ended=time_now(), pid=None)
+            self._manifest.change_run(active.run.name, status=planned.State.STOPPED, ended=time_now(), pid=None)
 
 
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
@@ -337,7 +331,7 @@ HOOK = "retrain_campaign_run_done"
 class FollowUpResult:
     """The plugins' answer for one run: fields for the manifest, or the error that was raised."""
 
-    run: PlannedRun
+    run: planned.PlannedRun
     fields: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -347,12 +341,12 @@ class FollowUps:
 
     def __init__(self, campaign: Campaign, plugins: Plugins, folder: Path, tables: frozenset[str]) -> None:
         self._campaign, self._plugins, self._folder, self._tables = campaign, plugins, folder, tables
-        self._wanted: queue.SimpleQueue[tuple[PlannedRun, bool]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[planned.PlannedRun, bool]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[FollowUpResult] = queue.SimpleQueue()
         self.num_open = 0
         self._thread: threading.Thread | None = None
 
-    def submit(self, run: PlannedRun, *, is_first: bool) -> None:
+    def submit(self, run: planned.PlannedRun, *, is_first: bool) -> None:
         self.num_open += 1
         self._wanted.put((run, is_first))
         if self._thread is None:

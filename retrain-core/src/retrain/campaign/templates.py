@@ -3,16 +3,12 @@
 from functools import partial
 from pathlib import Path
 
-CAMPAIGN = partial(Path(__file__).with_name("campaign.toml").read_text, encoding="utf-8")
-TUNED = partial(Path(__file__).with_name("tuned.toml").read_text, encoding="utf-8")
-TINY = partial(Path(__file__).with_name("tiny.toml").read_text, encoding="utf-8")
-TASKS = partial(Path(__file__).with_name("tasks.toml").read_text, encoding="utf-8")
 
-
-def _on_the_base_of_tiny(name: str) -> str:
+def _read(name: str, base: str = "") -> str:
     head = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    return head + TINY()[TINY().index("# Everything below") :]
+    return head + "".join(_read(base).partition("# Everything below")[1:]) if base else head
 
 
-FACTORIAL = partial(_on_the_base_of_tiny, "factorial.toml")
-SENSITIVITY = partial(_on_the_base_of_tiny, "sensitivity.toml")
+CAMPAIGN, TUNED, TASKS = (partial(_read, f"{name}.toml") for name in ("campaign", "tuned", "tasks"))
+TINY = partial(_read, "tiny.toml")
+FACTORIAL, SENSITIVITY = (partial(_read, f"{name}.toml", "tiny.toml") for name in ("factorial", "sensitivity"))

@@ -78,10 +78,6 @@ class Adapters:
         return next(version for version in reversed(self.versions) if version.shown is not None)
 
     @property
-    def num_serving(self) -> int:
-        return len(self.comparison.caller.client.pool.serving(self.current.key)) if self.versions else 0
-
-    @property
     def num_reloads(self) -> int:
         return sum(keeper.reloads for keeper in self.keepers.values())
 

@@ -12,21 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from retrain.credit.logprob_gap import LogprobGap
+from retrain.engines import policy_check
 from retrain.engines.adapters import Adapters
 from retrain.engines.client import Call, Client
 from retrain.engines.dialect import Caller, Completion, Dialect, vocabulary_of
 from retrain.engines.policy import Policy
-from retrain.engines.policy_check import (
-    Comparison,
-    PolicyVersion,
-    find_models,
-    other_model,
-    probe_prompts,
-    reports_after_temperature,
-    require_adapters,
-    require_distribution,
-    write_probe_adapter,
-)
+from retrain.engines.policy_check import PolicyVersion
 from retrain.engines.pool import Server
 from retrain.engines.table import Settings
 from retrain.kernel.contracts.backend import Deliver
@@ -45,7 +36,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
     with ExitStack() as undo:
         client = Client(Settings.of(context.config, dialect.name))
         undo.callback(client.close)
-        served = find_models(client, dialect, policy)
+        served = policy_check.find_models(client, dialect, policy)
         limits = [limit for limit in (policy.context_limit, *(m.context_limit for m in served.values())) if limit]
         caller = Caller(
             client=client,
@@ -55,15 +46,15 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
             vocabulary=vocabulary_of(policy, context.tokenizer),
             context_limit=min(limits, default=None),
         )
-        probes = probe_prompts(context.tokenizer, caller.context_limit)
-        after_temperature = reports_after_temperature(caller, probes[0])
+        probes = policy_check.probe_prompts(context.tokenizer, caller.context_limit)
+        after_temperature = policy_check.reports_after_temperature(caller, probes[0])
         weighed_by = "tis_cap" if algorithm.tis_cap > 0.0 else "is_bounds" if algorithm.is_bounds else ""
-        require_distribution(
+        policy_check.require_distribution(
             dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
         )
         # While it is undecided (None), a wrong assumption shows as a gap to the trainer.
         is_same = temperature == 1.0 or after_temperature is not False
-        comparison = Comparison(
+        comparison = policy_check.Comparison(
             caller=caller,
             policy=policy,
             max_gap=table.max_gap,
@@ -141,7 +132,9 @@ class ServerEngine:
         counts = self._counts()
         fields = {name: float(counts[name] - before) for name, before in self._reported.items()}
         self._reported = counts
-        fields |= {"inference_servers": float(self._adapters.num_serving), **self._behaviour.metrics()}
+        pool, has_policy = self._caller.client.pool, bool(self._adapters.versions)
+        serving = len(pool.serving(self._adapters.current.key)) if has_policy else 0
+        fields |= {"inference_servers": float(serving), **self._behaviour.metrics()}
         if self._adapters.last_gap is not None:
             fields["probe_gap_mean"] = self._adapters.last_gap.mean
             fields["probe_gap_max"] = self._adapters.last_gap.max
@@ -156,9 +149,9 @@ class ServerEngine:
 
         def measure(version: PolicyVersion) -> LogprobGap | None:
             probe = adapters.folder / "probe"
-            if not version.is_base and write_probe_adapter(version.folder, probe):
+            if not version.is_base and policy_check.write_probe_adapter(version.folder, probe):
                 self._require_adapters(probe, version.version)
-            prompts = probe_prompts(self._context.tokenizer, caller.context_limit)
+            prompts = policy_check.probe_prompts(self._context.tokenizer, caller.context_limit)
             gaps = adapters.comparison.with_trainer(caller.present, version, prompts)
             for server in caller.present:
                 self._require_model(server, gaps.get(server))
@@ -172,7 +165,7 @@ class ServerEngine:
         names = (Path(model.name).name, Path(model.root or "").name)
         # without a trainer to compare with, the name has to do
         if gap is None and Path(policy.model_path).name not in names:
-            raise other_model(server, [model.name], policy.model_path)
+            raise policy_check.other_model(server, [model.name], policy.model_path)
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
             what = f"log-probabilities of {model.name!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
             why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
@@ -195,7 +188,7 @@ class ServerEngine:
         probe = PolicyVersion(version=version, key=f"retrain-probe-{adapters.folder.name}", folder=folder)
         with adapters.loaded(probe):
             for server in caller.present:
-                require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
+                policy_check.require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
         shutil.rmtree(folder, ignore_errors=True)
 
     def _require_current(self) -> PolicyVersion:
@@ -275,9 +268,7 @@ class Behaviour:
         ]
 
     def metrics(self) -> Mapping[str, float]:
-        """Return `engine_gap_*`: |log p_trainer - log p_engine| over the tokens recomputed since the last call, in
-        nats.
-        """
+        """Return `engine_gap_*`, in nats: |log p_trainer - log p_engine| of tokens recomputed since the last call."""
         if not self._differences:
             return {}
         gap = LogprobGap.of(self._differences)

@@ -12,15 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from retrain.engines import policy_check
 from retrain.engines.client import MAX_BAD_ANSWERS, NOT_FOUND, RefusedError, UnusableAnswerError
-from retrain.engines.policy_check import (
-    Comparison,
-    OtherPolicyError,
-    PolicyVersion,
-    models_call,
-    other_model,
-    pick_model,
-)
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Server, jittered
 from retrain.kernel.errors import BackendError, ConfigError, Problem, RetrainError
 
@@ -38,8 +31,8 @@ class Keeper:
     """
 
     server: Server
-    comparison: Comparison
-    wanted: Callable[[], Sequence[PolicyVersion]]
+    comparison: policy_check.Comparison
+    wanted: Callable[[], Sequence[policy_check.PolicyVersion]]
     error: RetrainError | None = None
     reloads: int = 0
     _losses: int = 0  # that were made good
@@ -66,7 +59,7 @@ class Keeper:
         """Count the server as lost: it was named, but is not there at the start of the run."""
         self._losses -= 1
 
-    async def load(self, version: PolicyVersion) -> None:
+    async def load(self, version: policy_check.PolicyVersion) -> None:
         """Load a version without comparing it; BackendError when the server refuses it or is gone."""
         server, losses = self.server, self.server.losses
         label = f"loading {'the weights' if version.is_whole else 'the adapter'} of version {version.version}"
@@ -79,7 +72,7 @@ class Keeper:
         if losses == server.losses:
             server.names[version.key] = name
 
-    def accept(self, version: PolicyVersion) -> None:
+    def accept(self, version: policy_check.PolicyVersion) -> None:
         server = self.server
         if version.key not in server.names:
             return  # lost while it was compared
@@ -91,7 +84,7 @@ class Keeper:
         server.is_rejected, server.failure = False, ""
         self.comparison.caller.client.pool.notify()
 
-    def reject(self, version: PolicyVersion | None, error: RetrainError) -> None:
+    def reject(self, version: policy_check.PolicyVersion | None, error: RetrainError) -> None:
         """Record that the server answers wrongly, with this version or with any."""
         server, problem = self.server, error.problems[0]
         if not server.is_rejected:
@@ -144,19 +137,19 @@ class Keeper:
     async def _require_model(self) -> None:
         """Raise ConfigError unless the server has its earlier model, or a suitable one if it was never seen."""
         caller, server = self.comparison.caller, self.server
-        models = await caller.client.send(models_call(caller.dialect, server))
+        models = await caller.client.send(policy_check.models_call(caller.dialect, server))
         known = caller.served.get(server.url)
         model = next((model for model in models if known and model.name == known.name), None)
         if model is None and known is not None:
-            raise other_model(server, [model.name for model in models], known.name)
-        model = model or pick_model(server, models, self.comparison.policy)
+            raise policy_check.other_model(server, [model.name for model in models], known.name)
+        model = model or policy_check.pick_model(server, models, self.comparison.policy)
         if (model.context_limit or math.inf) < (caller.context_limit or 0):
             what = f"the server has a context of {model.context_limit} tokens, the others have {caller.context_limit}"
             fix = "start it with a longer context"
             raise ConfigError(Problem(code="engine.short-context", where=server.name, what=what, fix=fix))
         caller.served[server.url] = model
 
-    async def _bring(self, version: PolicyVersion) -> None:
+    async def _bring(self, version: policy_check.PolicyVersion) -> None:
         server = self.server
         try:
             if version.key not in server.names:
@@ -164,7 +157,7 @@ class Keeper:
             if version.shown is None or version.key not in server.names:
                 return  # who publishes it compares the first server that has it, and wakes the others
             await self.comparison.require_shown(server, version)
-        except (RefusedError, OtherPolicyError, ConfigError) as error:
+        except (RefusedError, policy_check.OtherPolicyError, ConfigError) as error:
             if isinstance(error, RefusedError) and error.status == NOT_FOUND and version.key in server.names:
                 self.comparison.caller.client.pool.lose(server, "it lost the policy, as after a restart")
             elif version in self.wanted():
@@ -177,7 +170,7 @@ class Keeper:
             raise
         self.accept(version)
 
-    async def _load_adapter(self, version: PolicyVersion, name: str, label: str) -> None:
+    async def _load_adapter(self, version: policy_check.PolicyVersion, name: str, label: str) -> None:
         caller = self.comparison.caller
         path, body = caller.dialect.load_adapter(name, version.folder)
         call = caller.admin_call((path, body), self.server, label)
@@ -193,7 +186,7 @@ class Keeper:
             fix = f"start it with {caller.dialect.adapter_hint}; on another machine, set [inference] adapter_dir"
             raise RefusedError(replace(error.problems[0], why=why, fix=fix), error.status) from error
 
-    async def _replace_weights(self, version: PolicyVersion, label: str) -> None:
+    async def _replace_weights(self, version: policy_check.PolicyVersion, label: str) -> None:
         """Give the server other weights under its old name; from then on a blip may be a restart without them."""
         server, caller = self.server, self.comparison.caller
         server.held.clear()

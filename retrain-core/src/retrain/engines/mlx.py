@@ -118,9 +118,8 @@ class MLX(Dialect):
         if answer.get("model") != self._model_path:
             raise OtherModelError(f"{answer.get('model')!r} answered instead of {self._model_path!r}")
         if num_read != len(request.prompt_T):
-            raise BadAnswerError(
-                f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"
-            )
+            told = f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"
+            raise BadAnswerError(told)
         if content is None:
             return RawCompletion(tokens=None, logprobs=None, finish_reason=reason)
         tokens = [entry["id"] for entry in content]
@@ -176,7 +175,7 @@ class MLX(Dialect):
 def convert(source: Path, folder: Path) -> None:
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
-        tensors = dict[str, np.ndarray]()
+        weights, modules = dict[str, np.ndarray](), set[str]()
         deserialize: Any = safetensors.deserialize  # untyped
         for name, info in deserialize((source / "adapter_model.safetensors").read_bytes()):
             if info["dtype"] not in DTYPES:
@@ -185,12 +184,10 @@ def convert(source: Path, folder: Path) -> None:
             if info["dtype"] == "BF16":
                 # A bfloat16, which numpy lacks, is the upper half of a float32.
                 array = (array.astype(np.uint32) << 16).view(np.float32)
-            tensors[name] = array
-        weights = {}
-        for name, tensor in tensors.items():
             module, side = _split(name)
-            weights[f"{module}.lora_{side.lower()}"] = np.ascontiguousarray(tensor.T)
-        document = _config(config, sorted({_split(name)[0] for name in tensors}))
+            modules.add(module)
+            weights[f"{module}.lora_{side.lower()}"] = np.ascontiguousarray(array.T)
+        document = _config(config, modules)
     except (*UNREADABLE, OSError, safetensors.SafetensorError) as error:
         what = f"the adapter cannot be converted for MLX: {error}"
         fix = 'use engine = "pytorch" or "vllm"'
@@ -212,7 +209,7 @@ def _split(name: str) -> tuple[str, str]:
     return found["module"], found["side"]
 
 
-def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
+def _config(config: dict[str, Any], modules: set[str]) -> dict[str, Any]:
     for key, unused in UNUSED.items():
         if config.get(key) not in unused:
             raise ValueError(f"MLX-LM does not support its {key} = {config[key]!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,9 +110,6 @@ class RunDiff:
     accepted_b: list[str]
     data: DataDiff
     metrics: MetricsDiff
-
-    def as_data(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_runs(a: Path, b: Path) -> RunDiff:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def command(a: Path, b: Path, as_json: bool) -> None:
     diff = compare_runs(a, b)
     InterimLooks("diff").at([a, b])
     if as_json:
-        click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
+        click.echo(json.dumps(asdict(diff), indent=2, allow_nan=False, default=str))
     else:
         table_console().print(picture(diff))
 

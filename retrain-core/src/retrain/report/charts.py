@@ -13,21 +13,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
-from retrain.report.chart_specs import (
-    CHARTS,
-    HIGH,
-    LEARNING,
-    LOW,
-    PASS_PREFIX,
-    RATIOS,
-    REWARD_QUANTILES,
-    ChartSpec,
-    Unit,
-    part_charts,
-    set_charts,
-    task_charts,
-    value_text,
-)
+from retrain.report import chart_specs
 from retrain.report.gather import Material, ReportRun, RunLines, evaluated_steps
 from retrain.report.parts import Heading, Part, Plot, Section, Table, Tiles, note
 
@@ -54,7 +40,7 @@ class Chart:
     """A chart; if all runs have one value at all steps, that is `constant`, and nothing is drawn."""
 
     group: str
-    spec: ChartSpec
+    spec: chart_specs.ChartSpec
     title: str
     x_P: Floats
     curves: Mapping[str, ConditionCurve]
@@ -76,7 +62,9 @@ def curve_section(material: Material) -> Section:
             if chart.constant is None
         ]
         same = [
-            f"{each.title} {value_text(each.constant, each.spec.unit)}" for each in members if each.constant is not None
+            f"{each.title} {chart_specs.value_text(each.constant, each.spec.unit)}"
+            for each in members
+            if each.constant is not None
         ]
         parts.append(Heading(group))
         parts += [Tiles("plots", plots)] if plots else []
@@ -88,7 +76,7 @@ def build_charts(material: Material) -> list[Chart]:
     """Return every chart with data; single seeds only for the conditions that are shown at first."""
     # A condition is three curves (mean and both limits), and each seed shown at first is one more.
     num_curves = 3 * len(material.drawable) + sum(len(material.of(label)) for label in material.shown)
-    num_charts = sum(map(len, CHARTS.values()))
+    num_charts = sum(map(len, chart_specs.CHARTS.values()))
     most_points = min(MOST_POINTS, max(FEWEST_POINTS, MOST_NUMBERS // max(1, num_charts * num_curves)))
     num_steps = max((run.lines.num_steps for run in material.runs), default=0)
     grid = grid_for(num_steps, most_points, stride=material.stride)
@@ -97,11 +85,11 @@ def build_charts(material: Material) -> list[Chart]:
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
     names = {name for run in material.runs for name in run.lines.values}
-    added = [*set_charts(names), *task_charts(names), *part_charts(names)]
+    added = [*chart_specs.set_charts(names), *chart_specs.task_charts(names), *chart_specs.part_charts(names)]
     is_graded = any(_is_graded(run.lines) for run in material.runs)
     pools = any((np.nan_to_num(run.lines.column("sepa_lambda")) != 0.0).any() for run in material.runs)
-    for group, specs in CHARTS.items():
-        for spec in (*specs, *(added if group == LEARNING else ())):
+    for group, specs in chart_specs.CHARTS.items():
+        for spec in (*specs, *(added if group == chart_specs.LEARNING else ())):
             field, title = _field(spec, material.runs)
             if field is None or (spec.is_eval and not eval_steps.size):
                 continue
@@ -109,7 +97,7 @@ def build_charts(material: Material) -> list[Chart]:
                 continue
             dense = warm_up_grid if spec.is_warm_up else grid
             curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, dense, spec.is_warm_up)
-            if curves := _conditions(material, field, curve, is_share=spec.unit is Unit.SHARE):
+            if curves := _conditions(material, field, curve, is_share=spec.unit is chart_specs.Unit.SHARE):
                 x_P = eval_steps + 1 if spec.is_eval else dense.x_P
                 chart = Chart(group=group, spec=spec, title=title, x_P=x_P, curves=curves, constant=_constant(curves))
                 charts.append(chart)
@@ -119,9 +107,9 @@ def build_charts(material: Material) -> list[Chart]:
 def values_of(lines: RunLines, field: str) -> Floats:
     """Return a run's column, or the ratio that a chart shows instead of a count."""
     values_R = lines.column(field)
-    if field not in RATIOS:
+    if field not in chart_specs.RATIOS:
         return values_R
-    total_R = np.sum([np.nan_to_num(lines.column(each)) for each in RATIOS[field]], axis=0)
+    total_R = np.sum([np.nan_to_num(lines.column(each)) for each in chart_specs.RATIOS[field]], axis=0)
     ratios_R: Floats = np.divide(values_R, total_R, out=np.full(values_R.size, math.nan), where=total_R > 0)
     return ratios_R
 
@@ -153,7 +141,7 @@ def _conditions(material: Material, field: str, curve: Curve, *, is_share: bool)
             continue
         is_interval = field == HELD_OUT.field and len(drawn) == 1
         if is_interval:
-            low_P, high_P = (curve(drawn[0].lines, end) for end in (LOW, HIGH))
+            low_P, high_P = (curve(drawn[0].lines, end) for end in (chart_specs.LOW, chart_specs.HIGH))
             band = replace(band, low_P=low_P, high_P=high_P)
         seeds = [(run, y_P) for run in runs if is_shown and np.isfinite(y_P := by_run[id(run)]).any()]
         curves[label] = ConditionCurve(band=band, is_interval=is_interval, seeds=seeds)
@@ -171,23 +159,25 @@ def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
 
 def _is_graded(lines: RunLines) -> bool:
     """True if the mean or a quantile shows some reward that is neither 0 nor 1."""
-    quantiles = np.concatenate([lines.column(field) for field in REWARD_QUANTILES])
+    quantiles = np.concatenate([lines.column(field) for field in chart_specs.REWARD_QUANTILES])
     rewards_R, rates_R = lines.column(HELD_OUT_REWARD.field), lines.column(HELD_OUT.field)
     is_between = np.isfinite(quantiles) & (quantiles != 0.0) & (quantiles != 1.0)
     return bool(is_between.any() or (np.abs(rewards_R - rates_R) > 1e-9).any())
 
 
-def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
+def _field(spec: chart_specs.ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
     """Return the field and title of a chart; for pass@k with the largest k above 1."""
-    if spec.fields != (PASS_PREFIX,):
+    if spec.fields != (chart_specs.PASS_PREFIX,):
         found = (field for field in spec.fields if any(field in run.lines.values for run in runs))
         return next(found, None), spec.title
-    names = {name for run in runs for name in run.lines.values if name.startswith(PASS_PREFIX)}
-    sizes = [int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit() and len(size) < 6]
+    names = {name for run in runs for name in run.lines.values if name.startswith(chart_specs.PASS_PREFIX)}
+    sizes = [
+        int(size) for name in names if (size := name.removeprefix(chart_specs.PASS_PREFIX)).isdigit() and len(size) < 6
+    ]
     # pass@1 is the correct rate and has its own chart.
     if max(sizes, default=1) < 2:
         return None, spec.title
-    return f"{PASS_PREFIX}{max(sizes)}", f"Held-out pass@{max(sizes)}"
+    return f"{chart_specs.PASS_PREFIX}{max(sizes)}", f"Held-out pass@{max(sizes)}"
 
 
 def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
@@ -270,8 +260,8 @@ def _numbers(chart: Chart) -> Table:
         mean_P = curve.band.mean_P[np.isfinite(curve.band.mean_P)]
         values = (mean_P[0], mean_P[-1], mean_P.min(), mean_P.max())
         ends = (ends_P[np.isfinite(ends_P)][-1:] for ends_P in (curve.band.low_P, curve.band.high_P))
-        spread = " to ".join(value_text(float(end[0]) if end.size else None, unit) for end in ends)
-        cells = [value_text(float(value), unit) for value in values]
+        spread = " to ".join(chart_specs.value_text(float(end[0]) if end.size else None, unit) for end in ends)
+        cells = [chart_specs.value_text(float(value), unit) for value in values]
         rows.append((label, *cells, spread if curve.band.num_seeds > 1 else "", str(curve.band.num_seeds)))
     heads = ("condition", "first", "last", "lowest", "highest", "last, interval", "seeds")
     return Table(chart.title, heads, rows, is_caption_shown=False)

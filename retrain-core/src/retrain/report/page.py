@@ -18,20 +18,13 @@ from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.records.record_names import CONFIG_FILE
+from retrain.report import summary
 from retrain.report.charts import curve_section
 from retrain.report.completions import completions_section
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Heading, Links, Part, Pre, Section, Tiles, drawn, figures_of, lede, note, plain
 from retrain.report.settings import settings_section
 from retrain.report.shell import sections_page
-from retrain.report.summary import (
-    budget_section,
-    files_section,
-    health_section,
-    summary_section,
-    time_section,
-    title_of,
-)
 from retrain.report.verdicts import findings, verdict_section
 from retrain.run.tables import registered_tables
 
@@ -60,20 +53,20 @@ class Report:
 
 def render(material: Material, plugin_given: Sequence[Given], *, folder: Path, made: str) -> Report:
     """Return the page for a file in `folder`; `made` is a line about its origin. All data is untrusted."""
-    links, title = Links(folder), title_of(material)
+    links, title = Links(folder), summary.title_of(material)
     drawn_by_plugins, texts_of_plugins = sections_of(plugin_given, links)
     found = (
-        summary_section(material, links, findings(material)),
+        summary.summary_section(material, links, findings(material)),
         verdict_section(material),
         curve_section(material),
-        budget_section(material),
-        time_section(material),
+        summary.budget_section(material),
+        summary.time_section(material),
         *drawn_by_plugins,
         settings_section(material),
         completions_section(material, links),
-        health_section(material),
+        summary.health_section(material),
         texts_of_plugins,
-        files_section(material, links, made),
+        summary.files_section(material, links, made),
     )
     sections = [section for section in found if section]
     baseline = material.study.baseline if material.study and material.study.comparisons else ""

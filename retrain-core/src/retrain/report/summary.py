@@ -12,25 +12,9 @@ import numpy as np
 from retrain.records.reading import time_of
 from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
 from retrain.records.run import accepted_changes, task_names
+from retrain.report import parts as html
 from retrain.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.report.gather import Material, ReportRun
-from retrain.report.parts import (
-    Box,
-    Facts,
-    Fold,
-    Links,
-    Paragraph,
-    Part,
-    Piece,
-    Plot,
-    Section,
-    Table,
-    Words,
-    and_more,
-    lede,
-    note,
-    plain,
-)
 from retrain.report.settings import common, versions
 from retrain.text.amounts import ABSENT, amount, counted, duration, first_few
 
@@ -63,15 +47,15 @@ BUDGET = (
 )
 
 
-def summary_section(material: Material, links: Links, findings: Part | None) -> Section:
+def summary_section(material: Material, links: html.Links, findings: html.Part | None) -> html.Section:
     """Return the scope in a sentence, the findings in plain words, failed runs, and the facts."""
     conditions, seeds = len(material.source.conditions), len({run.candidate.seed for run in material.runs})
     states = Counter(run.candidate.state for run in material.runs)
     ended = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     shape = f"{counted(conditions, 'condition')} × {counted(seeds, 'seed')}, " if len(material.runs) > 1 else ""
-    scope = lede(f"{shape}{counted(len(material.runs), 'run')}: {ended}.")
+    scope = html.lede(f"{shape}{counted(len(material.runs), 'run')}: {ended}.")
     parts = (scope, findings, _failed(material, links), _accepted(material), _facts(material))
-    return Section("summary", "Summary", parts)
+    return html.Section("summary", "Summary", parts)
 
 
 def title_of(material: Material) -> str:
@@ -82,7 +66,7 @@ def title_of(material: Material) -> str:
     return (folder.resolve().name if folder else names[0]) if len(names) == 1 else counted(len(names), "run")
 
 
-def _failed(material: Material, links: Links) -> Box | None:
+def _failed(material: Material, links: html.Links) -> html.Box | None:
     runs = material.unfinished
     if not runs:
         return None
@@ -99,14 +83,14 @@ def _failed(material: Material, links: Links) -> Box | None:
     heads = ("run", "condition", "state", "last error", "steps")
     warning = "The remaining runs of a condition that lost some may be the luckier ones."
     parts = (
-        note(warning) if len(material.runs) > 1 else None,
-        Table("Unfinished runs", heads, rows, num_names=4, is_caption_shown=False),
-        and_more(len(runs), MOST_FAILED, ": see Files"),
+        html.note(warning) if len(material.runs) > 1 else None,
+        html.Table("Unfinished runs", heads, rows, num_names=4, is_caption_shown=False),
+        html.and_more(len(runs), MOST_FAILED, ": see Files"),
     )
-    return Box("alert", f"{counted(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
+    return html.Box("alert", f"{counted(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
 
 
-def _accepted(material: Material) -> Box | None:
+def _accepted(material: Material) -> html.Box | None:
     """Return a warning about runs that `--resume-anyway` continued: they are not one experiment from end to end."""
     found = [(run, change) for run in material.runs for change in accepted_changes(run.record)]
     if not found:
@@ -114,16 +98,16 @@ def _accepted(material: Material) -> Box | None:
     rows = [(run.candidate.name, change) for run, change in found[:MOST_ACCEPTED]]
     runs = len({id(run) for run, _ in found})
     head = f"{counted(runs, 'run')} continued with --resume-anyway although something had changed"
-    table = Table("Accepted changes", ("run", "change"), rows, num_names=2, is_caption_shown=False)
-    return Box("alert", head, (table, and_more(len(found), MOST_ACCEPTED, ": see run.json")))
+    table = html.Table("Accepted changes", ("run", "change"), rows, num_names=2, is_caption_shown=False)
+    return html.Box("alert", head, (table, html.and_more(len(found), MOST_ACCEPTED, ": see run.json")))
 
 
-def _named(run: ReportRun, links: Links) -> Piece:
+def _named(run: ReportRun, links: html.Links) -> html.Piece:
     folder = run.candidate.folder
     return links.to(folder, run.candidate.name) if folder else run.candidate.name
 
 
-def _facts(material: Material) -> Facts:
+def _facts(material: Material) -> html.Facts:
     records = [run.record for run in material.runs if run.record]
     seeds = dict.fromkeys(str(run.candidate.seed) for run in material.runs if run.candidate.seed is not None)
     pairs = {name: first_few(common(records, path), MOST_LISTED) for name, path in PATHS} | {
@@ -136,7 +120,7 @@ def _facts(material: Material) -> Facts:
         "Versions": ", ".join(f"{name} {' / '.join(each)}" for name, each in versions(records).items()),
     }
     pairs["Data"] = next((", ".join(names) for names in map(task_names, records) if names), pairs["Data"])
-    return Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
+    return html.Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
 
 
 def _steps(material: Material) -> str:
@@ -179,7 +163,7 @@ def _hardware(hardware: Mapping[str, Any]) -> str:
     return f"{hardware.get('system', '')} {hardware.get('machine', '')}{cores}".strip()
 
 
-def budget_section(material: Material) -> Section | None:
+def budget_section(material: Material) -> html.Section | None:
     """Return the share of groups that carried gradient, and the reasons why the rest did not."""
     groups = _by_condition(material, _group_counts)
     if not groups:
@@ -187,12 +171,12 @@ def budget_section(material: Material) -> Section | None:
     title = "Groups by training signal"
     figure = _bars(groups, GROUP_NAMES, "share of groups", material)
     rows = [(label, *(value_text(share, Unit.SHARE) for share in shares)) for label, shares in groups.items()]
-    numbers = Table(title, ("condition", *GROUP_NAMES), rows, is_caption_shown=False)
-    plot = Plot(title, "all steps that were read", figure, numbers, kind="bars")
-    return Section("budget", "Signal budget", [note(BUDGET), plot, _rates(material)])
+    numbers = html.Table(title, ("condition", *GROUP_NAMES), rows, is_caption_shown=False)
+    plot = html.Plot(title, "all steps that were read", figure, numbers, kind="bars")
+    return html.Section("budget", "Signal budget", [html.note(BUDGET), plot, _rates(material)])
 
 
-def time_section(material: Material) -> Section | None:
+def time_section(material: Material) -> html.Section | None:
     times = _by_condition(material, _phases)
     if not times:
         return None
@@ -203,10 +187,10 @@ def time_section(material: Material) -> Section | None:
         evaluated = _mean(material.drawn(label), "eval_time_s")
         rows.append((label, *cells, f"{total:.3g} s", value_text(evaluated, Unit.SECONDS)))
     heads = ("condition", *TIME_NAMES, "step", "an evaluation")
-    numbers = Table("Seconds per step", heads, rows, is_caption_shown=False)
+    numbers = html.Table("Seconds per step", heads, rows, is_caption_shown=False)
     figure = _bars(times, TIME_NAMES, "seconds per step", material)
     remark = "mean over runs; evaluations come on top"
-    return Section("time", "Time", [Plot("Seconds per step", remark, figure, numbers, kind="bars")])
+    return html.Section("time", "Time", [html.Plot("Seconds per step", remark, figure, numbers, kind="bars")])
 
 
 def _by_condition(material: Material, counts: Callable[[ReportRun], list[float] | None]) -> dict[str, list[float]]:
@@ -234,7 +218,7 @@ def _phases(run: ReportRun) -> list[float] | None:
     return [*phases, max(0.0, total - sum(phases))]
 
 
-def _rates(material: Material) -> Table:
+def _rates(material: Material) -> html.Table:
     known = [(name, field) for name, field in SHARES if any(field in run.lines.values for run in material.runs)]
     rows = []
     for label in material.drawable:
@@ -245,7 +229,7 @@ def _rates(material: Material) -> Table:
         cells += [value_text(_mean(runs, field), Unit.SHARE) for _, field in known]
         rows.append((label, *cells))
     heads = ("condition", "tokens per step", "trained", *(name for name, _ in known))
-    return Table("Of the sampled tokens, mean over steps and runs", heads, rows)
+    return html.Table("Of the sampled tokens, mean over steps and runs", heads, rows)
 
 
 def _mean(runs: Sequence[ReportRun], field: str) -> float | None:
@@ -261,14 +245,14 @@ def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str
         name: [values[label][index] / totals[label] if totals[label] else 0.0 for label in shown]
         for index, name in enumerate(names)
     }
-    labels = [plain(label, 80) for label in shown]
+    labels = [html.plain(label, 80) for label in shown]
     return {"kind": "bars", "unit": unit, "labels": labels, "parts": [{"name": n, "x": x} for n, x in parts.items()]}
 
 
-def health_section(material: Material) -> Section:
+def health_section(material: Material) -> html.Section:
     found = [(run, each) for run in material.runs for each in run.lines.episodes]
     if not found:
-        return Section("health", "Health", [note("No health finding in any run.")])
+        return html.Section("health", "Health", [html.note("No health finding in any run.")])
     found.sort(key=lambda pair: pair[1].first_step - pair[1].last_step)
     rows = [
         (
@@ -283,32 +267,32 @@ def health_section(material: Material) -> Section:
     meaning = "docs/pages/reliability.md explains each state and the keys to change."
     heads = ("state", "run", "steps", "how many")
     parts = (
-        note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
-        Table("Health findings", heads, rows, num_names=2, is_caption_shown=False),
-        note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else None,
+        html.note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
+        html.Table("Health findings", heads, rows, num_names=2, is_caption_shown=False),
+        html.note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else None,
     )
-    return Section("health", "Health", parts)
+    return html.Section("health", "Health", parts)
 
 
-def files_section(material: Material, links: Links, made: str) -> Section:
+def files_section(material: Material, links: html.Links, made: str) -> html.Section:
     rows = [_files_row(run, links) for run in material.runs[:MOST_RUNS]]
     heads = ("run", "condition", "seed", "state", "files", "steps", "correct", "time")
-    listed = Table("Runs", heads, rows, num_names=5, is_caption_shown=False)
+    listed = html.Table("Runs", heads, rows, num_names=5, is_caption_shown=False)
     campaign = material.source.campaign
     parts = (
-        note(made),
-        Paragraph(("Campaign: ", links.to(campaign / CAMPAIGN_FILE, CAMPAIGN_FILE))) if campaign else None,
-        Fold(counted(len(rows), "run"), [listed]),
-        and_more(len(material.runs), MOST_RUNS, ": `retrain status` lists them all"),
+        html.note(made),
+        html.Paragraph(("Campaign: ", links.to(campaign / CAMPAIGN_FILE, CAMPAIGN_FILE))) if campaign else None,
+        html.Fold(counted(len(rows), "run"), [listed]),
+        html.and_more(len(material.runs), MOST_RUNS, ": `retrain status` lists them all"),
     )
-    return Section("files", "Files", parts)
+    return html.Section("files", "Files", parts)
 
 
-def _files_row(run: ReportRun, links: Links) -> tuple[Piece, ...]:
+def _files_row(run: ReportRun, links: html.Links) -> tuple[html.Piece, ...]:
     folder = run.candidate.folder or Path()
     rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if not np.isnan(v)), None)
     names = (RUN_FILE, METRICS, GENERATIONS) if run.candidate.folder else ()
-    files = Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
+    files = html.Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
     seed = "—" if run.candidate.seed is None else str(run.candidate.seed)
     numbers = (f"{run.lines.num_steps:,}", value_text(rate, Unit.SHARE), duration(run.wall_time_s))
     return (_named(run, links), run.candidate.condition, seed, run.candidate.state, files, *numbers)

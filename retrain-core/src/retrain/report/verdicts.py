@@ -8,27 +8,9 @@ from typing import Any
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
 from retrain.records.runs.curves import Metric, shown
+from retrain.report import parts as html
 from retrain.report.designs import by_factor, by_rate
 from retrain.report.gather import Material
-from retrain.report.parts import (
-    Box,
-    Fold,
-    Heading,
-    Items,
-    Paragraph,
-    Part,
-    Piece,
-    Pill,
-    Plot,
-    Section,
-    Table,
-    Tiles,
-    and_more,
-    drawn,
-    lede,
-    note,
-    plain,
-)
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import plain_words, sentences, show, verdict_line
@@ -45,31 +27,31 @@ MOST_PAIRS = 12  # comparisons whose seeds are drawn
 NAME_CHARS = 80
 
 
-def findings(material: Material) -> Box | None:
+def findings(material: Material) -> html.Box | None:
     """Return the findings, their scope and certainty in words without statistics; None if nothing is compared."""
     study = material.study
     if study is None or not study.comparisons:
         return None
-    return Box("findings", "In plain words", [Paragraph([line]) for line in plain_words.summary(study)])
+    return html.Box("findings", "In plain words", [html.Paragraph([line]) for line in plain_words.summary(study)])
 
 
-def verdict_section(material: Material) -> Section:
+def verdict_section(material: Material) -> html.Section:
     study = material.study
     if study is None:
-        return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
+        return html.Section("verdict", "Verdict", [html.note(f"Nothing can be compared: {material.no_study}.")])
     if not study.comparisons:
-        nothing = note(verdict_line.NOTHING) if len(material.runs) > 1 else None
-        return Section("verdict", "Results", [nothing, *_estimates(study)])
+        nothing = html.note(verdict_line.NOTHING) if len(material.runs) > 1 else None
+        return html.Section("verdict", "Results", [nothing, *_estimates(study)])
     lines = [*sentences.differing(study), *sentences.on_record(study), *sentences.survivors(study)[:MOST_EXPLAINED]]
     lines += [sentences.metric_sentence(study), sentences.runs_sentence(study), sentences.budget_sentence(study)]
-    parts: list[Part | None] = [
+    parts: list[html.Part | None] = [
         _ledger_alert(study),
-        lede(verdict_line.answer(study)),
-        Paragraph([sentences.standing(study)], "note strong"),
-        *map(note, lines),
+        html.lede(verdict_line.answer(study)),
+        html.Paragraph([sentences.standing(study)], "note strong"),
+        *map(html.note, lines),
         _comparisons(study),
         _explanations(study),
-        *(note(line) for line in [*verdict_line.collapse_sentences(study), sentences.next_step(study)] if line),
+        *(html.note(line) for line in [*verdict_line.collapse_sentences(study), sentences.next_step(study)] if line),
         _forest_plot(study),
         *by_factor(study, material.source.factors),
         *by_rate(study),
@@ -78,48 +60,48 @@ def verdict_section(material: Material) -> Section:
         *_tuning(study),
         *_estimates(study),
     ]
-    return Section("verdict", "Verdict", parts)
+    return html.Section("verdict", "Verdict", parts)
 
 
-def _ledger_alert(study: Study) -> Box | None:
+def _ledger_alert(study: Study) -> html.Box | None:
     """Return the objections of the ledger to these runs, for a place in front of every verdict on them."""
     named = verdict_line.alarms(study)
     if not named:
         return None
     parts = (
-        Items([("", [line]) for line in named[:MOST_EXPLAINED]]),
-        and_more(len(named), MOST_EXPLAINED),
-        note("Read the verdicts below as exploratory; `retrain compare --ledger` lists the remedies."),
+        html.Items([("", [line]) for line in named[:MOST_EXPLAINED]]),
+        html.and_more(len(named), MOST_EXPLAINED),
+        html.note("Read the verdicts below as exploratory; `retrain compare --ledger` lists the remedies."),
     )
-    return Box("alert", "The ledger does not agree with these records", parts)
+    return html.Box("alert", "The ledger does not agree with these records", parts)
 
 
-def _comparisons(study: Study) -> Table:
+def _comparisons(study: Study) -> html.Table:
     found = show.comparison_table(study)
-    rows: list[tuple[Piece, ...]] = [
-        (*row[:-1], Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
+    rows: list[tuple[html.Piece, ...]] = [
+        (*row[:-1], html.Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
         for row, each in zip(found.rows, study.comparisons, strict=True)
     ]
-    return Table(f"Comparisons on {found.title}", found.heads, rows, num_names=found.num_names)
+    return html.Table(f"Comparisons on {found.title}", found.heads, rows, num_names=found.num_names)
 
 
-def _explanations(study: Study) -> Items | Fold:
+def _explanations(study: Study) -> html.Items | html.Fold:
     items = [
         (each.condition, (verdict_line.verdict_line(each, study), *verdict_line.further_lines(each, study)))
         for each in study.comparisons
     ]
     if len(items) <= MOST_EXPLAINED:
-        return Items(items)
-    return Fold("Why, comparison by comparison", [Items(items)])
+        return html.Items(items)
+    return html.Fold("Why, comparison by comparison", [html.Items(items)])
 
 
-def _forest_plot(study: Study) -> Plot | None:
+def _forest_plot(study: Study) -> html.Plot | None:
     caption = (
         f"dots: single seeds; large dot: their mean; line: its {sentences.level_words(study.comparisons)} interval; "
         "where it ends in an arrow, these seeds set no limit"
     )
     figure = forest(study)
-    return Plot("Difference to the baseline", caption, figure, kind="forest") if figure else None
+    return html.Plot("Difference to the baseline", caption, figure, kind="forest") if figure else None
 
 
 def forest(study: Study) -> dict[str, Any] | None:
@@ -133,8 +115,8 @@ def forest(study: Study) -> dict[str, Any] | None:
     names = [f"{each.condition} − {each.baseline}" if several and not each.effect else each.condition for each in known]
     return {
         "kind": "forest",
-        "unit": f"difference in {'percentage points' if study.metric.is_rate else plain(study.metric, 40)}",
-        "labels": [plain(name, NAME_CHARS) for name in names],
+        "unit": f"difference in {'percentage points' if study.metric.is_rate else html.plain(study.metric, 40)}",
+        "labels": [html.plain(name, NAME_CHARS) for name in names],
         "values": [scale * (each.difference or 0.0) for each in known],
         "low": [number(scale * each.interval[0]) for each in known if each.interval],
         "high": [number(scale * each.interval[1]) for each in known if each.interval],
@@ -143,13 +125,13 @@ def forest(study: Study) -> dict[str, Any] | None:
     }
 
 
-def _seed_by_seed(study: Study) -> list[Part]:
+def _seed_by_seed(study: Study) -> list[html.Part]:
     plots = seed_plots(study)
     legend = "Each line is a seed: on the left the baseline, on the right the condition, trained from the same seed."
-    return [Heading("Seed by seed"), note(legend), Tiles("pairs", plots)] if plots else []
+    return [html.Heading("Seed by seed"), html.note(legend), html.Tiles("pairs", plots)] if plots else []
 
 
-def seed_plots(study: Study) -> list[Plot]:
+def seed_plots(study: Study) -> list[html.Plot]:
     """Return a small figure per comparison: each seed as a line from the baseline to the condition."""
     order = {verdict: place for place, verdict in enumerate(KINDS)}
     chosen = sorted((each for each in study.comparisons if each.per_seed), key=lambda each: order[each.verdict])
@@ -170,13 +152,13 @@ def seed_plots(study: Study) -> list[Plot]:
         rising = sum(right > left for _, left, right in _sides(each))
         title = f"{each.condition} against {each.baseline}"
         rows = [(str(seed), shown(x, study.metric), shown(y, study.metric)) for seed, x, y in _sides(each)]
-        numbers = Table(title, ("seed", each.baseline, each.condition), rows, is_caption_shown=False)
+        numbers = html.Table(title, ("seed", each.baseline, each.condition), rows, is_caption_shown=False)
         remark = f"higher in {rising} of {len(each.seeds)} seeds"
-        plots.append(Plot(title, remark, figure, numbers, kind="pair", level=4))
+        plots.append(html.Plot(title, remark, figure, numbers, kind="pair", level=4))
     return plots
 
 
-def _sets(study: Study) -> list[Part]:
+def _sets(study: Study) -> list[html.Part]:
     """Return every condition over all evaluation sets, with the share of seeds and sets above each threshold."""
     view = study.sets
     if view is None:
@@ -192,14 +174,14 @@ def _sets(study: Study) -> list[Part]:
         is_share=True,
     )
     return [
-        Heading("All tasks together" if view.tasks == view.names else "All evaluation sets together"),
-        *(note(line.removeprefix("--sets: ").removeprefix("tasks: ")) for line in show.sets_notes(study)),
-        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
-        drawn(profile),
+        html.Heading("All tasks together" if view.tasks == view.names else "All evaluation sets together"),
+        *(html.note(line.removeprefix("--sets: ").removeprefix("tasks: ")) for line in show.sets_notes(study)),
+        *(html.Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
+        html.drawn(profile),
     ]
 
 
-def _tuning(study: Study) -> list[Part]:
+def _tuning(study: Study) -> list[html.Part]:
     """Return performance against tuning budget."""
     view = study.tuning
     if view is None:
@@ -218,8 +200,10 @@ def _tuning(study: Study) -> list[Part]:
         is_log_x=True,
         is_share=view.metric.is_rate,
     )
-    tables = (Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.tuning_tables(study))
-    return [Heading("Tuning"), *(note(line) for line in show.tuning_notes(study)), *tables, drawn(plot)]
+    tables = (
+        html.Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.tuning_tables(study)
+    )
+    return [html.Heading("Tuning"), *(html.note(line) for line in show.tuning_notes(study)), *tables, html.drawn(plot)]
 
 
 def _estimated_for(title: str) -> str:
@@ -228,12 +212,12 @@ def _estimated_for(title: str) -> str:
     return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
 
 
-def _estimates(study: Study) -> list[Part]:
+def _estimates(study: Study) -> list[html.Part]:
     found = [
-        Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
+        html.Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
         for each in show.condition_tables(study)
     ]
-    return [*found[:1], *([Fold("More metrics", found[1:])] if found[1:] else [])]
+    return [*found[:1], *([html.Fold("More metrics", found[1:])] if found[1:] else [])]
 
 
 def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:

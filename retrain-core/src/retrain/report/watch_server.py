@@ -28,20 +28,7 @@ from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS
 from retrain.records.run import Run, is_run
 from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text, read_campaign
 from retrain.records.runs.run_status import status_of_run
-from retrain.report.chart_specs import (
-    CHARTS,
-    FIELDS,
-    LEARNING,
-    PASS_PREFIX,
-    RATIOS,
-    ChartSpec,
-    Unit,
-    named_fields,
-    part_charts,
-    set_charts,
-    task_charts,
-    value_text,
-)
+from retrain.report import chart_specs
 from retrain.report.completions import STEP_BYTES, Card, card_of, last_step, lines_of, record_of
 from retrain.report.parts import Excerpt, Link, Paragraph, Part, Piece, Pill, Table, Words, lede, plain
 from retrain.report.shell import CLOSED, Page, inert, page
@@ -64,14 +51,14 @@ class WatchedRun:
         """Return the state of the run, and the rows that the page does not have yet."""
         generation, first, rows = self._tail.since(_int(query, "generation"), _int(query, "rows"))
         names = self._tail.names
-        added = (*set_charts(names), *task_charts(names), *part_charts(names))
+        added = (*chart_specs.set_charts(names), *chart_specs.task_charts(names), *chart_specs.part_charts(names))
         return {
             "status": self._status(),
             "generation": generation,
             "first": first,
             "rows": rows,
             "newest_step": last_step(self._generations),
-            "charts": [chart_data(spec, LEARNING) for spec in added],
+            "charts": [chart_data(spec, chart_specs.LEARNING) for spec in added],
         }
 
     def completions(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -120,7 +107,7 @@ def _int(query: Mapping[str, str], name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
 
 
-def chart_data(spec: ChartSpec, group: str) -> dict[str, Any]:
+def chart_data(spec: chart_specs.ChartSpec, group: str) -> dict[str, Any]:
     """Return a chart for the script; names of parts and sets come from plugins."""
     texts = {"group": group, "title": plain(spec.title), "note": spec.note, "unit": spec.unit.value}
     return texts | {"fields": spec.fields, "is_graded": spec.is_graded, "is_pooling": spec.is_pooling}
@@ -234,11 +221,14 @@ def _is_evaluated(row: Mapping[str, Any]) -> bool:
 
 def _row(record: Mapping[str, Any]) -> Row:
     """Return the numbers that charts show, with counts as shares or as a speed."""
-    named = ((name, number(record.get(name))) for name in dict.fromkeys(("step", *FIELDS, *named_fields(record))))
+    named = (
+        (name, number(record.get(name)))
+        for name in dict.fromkeys(("step", *chart_specs.FIELDS, *chart_specs.named_fields(record)))
+    )
     row = {name: value for name, value in named if value is not None}
-    totals = {name: sum(row.get(each, 0.0) for each in fields) for name, fields in RATIOS.items()}
+    totals = {name: sum(row.get(each, 0.0) for each in fields) for name, fields in chart_specs.RATIOS.items()}
     shown = {name: row[name] / total for name, total in totals.items() if name in row and total > 0}
-    return {name: value for name, value in row.items() if name not in RATIOS} | shown
+    return {name: value for name, value in row.items() if name not in chart_specs.RATIOS} | shown
 
 
 # The pages, and their server.
@@ -348,8 +338,13 @@ def render(run: Path, every_s: float, *, campaign: str = "") -> Page:
 
     With the name of a `campaign` it links back to the list of that campaign's runs.
     """
-    charts = [chart_data(spec, group) for group, specs in CHARTS.items() for spec in specs]
-    setup = {"charts": charts, "pass_prefix": PASS_PREFIX, "at_a_time": AT_A_TIME, "every_ms": 1000 * every_s}
+    charts = [chart_data(spec, group) for group, specs in chart_specs.CHARTS.items() for spec in specs]
+    setup = {
+        "charts": charts,
+        "pass_prefix": chart_specs.PASS_PREFIX,
+        "at_a_time": AT_A_TIME,
+        "every_ms": 1000 * every_s,
+    }
     scripts = ("theme.js", "watch_run.js")
     return _page("watch_run.html.jinja", run, scripts, setup, campaign=campaign, shown=SHOWN)
 
@@ -385,7 +380,9 @@ def _run_row(run: CampaignRun) -> tuple[Piece, ...]:
     if status is None:
         state = "failed" if run.has_failed else "not started" if run.is_needed else "not needed"
         return (run.name, _pill(state), *[ABSENT] * 4)
-    rates = (value_text(rate, Unit.SHARE) for rate in (status.correct_rate, status.held_out_rate))
+    rates = (
+        chart_specs.value_text(rate, chart_specs.Unit.SHARE) for rate in (status.correct_rate, status.held_out_rate)
+    )
     left = duration(status.left_s) if status.is_live else ""
     link = Link(run.name, f"run/{quote(run.name, safe='')}/")
     total = "?" if status.max_steps is None else status.max_steps

@@ -13,21 +13,9 @@ import numpy as np
 
 from retrain.credit.algorithm import build_algorithm
 from retrain.credit.flow import build_flow
+from retrain.kernel import types
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
-from retrain.kernel.types import (
-    Example,
-    Floats,
-    Group,
-    GroupStatus,
-    Message,
-    Sample,
-    SampleRequest,
-    SamplingParams,
-    Score,
-    StopReason,
-    Tokens,
-)
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import stream_from
@@ -69,9 +57,9 @@ class Spoken:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
-    reason: StopReason | None = None
+    reason: types.StopReason | None = None
 
-    def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
+    def take(self, request: int, place: int, piece: types.Sample, *, is_done: bool) -> bool:
         entropies = [0.0] * len(piece.tokens_T) if piece.entropies_T is None else piece.entropies_T.tolist()
         for token, entropy in zip(piece.tokens_T.tolist(), entropies, strict=True):
             self._show(self.stream.add(token), entropy)
@@ -83,7 +71,7 @@ class Spoken:
             self.reason = piece.stop_reason
         return True
 
-    def more(self) -> Sequence[SampleRequest]:
+    def more(self) -> Sequence[types.SampleRequest]:
         return ()
 
     def _show(self, text: str, entropy: float) -> None:
@@ -110,7 +98,7 @@ class Conversation:
         self.system = "" if is_bare else data.system_prompt
         self._instruction = "" if is_bare else data.instruction
         self.temperature = training.temperature
-        self.messages: list[Message] = []
+        self.messages: list[types.Message] = []
         self._voices: list[tuple[str, Path | None]] = [(source.subject.label, source.subject.folder)]  # None: the base
         self._is_shaded = False
         self._question = ""
@@ -163,16 +151,15 @@ class Conversation:
 
     def ask(self, question: str) -> None:
         text = f"{question}\n{self._instruction}" if self._instruction else question
-        turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        turn: list[types.Message] = [*self.messages, {"role": "user", "content": text}]
         try:
             source = self._source
             arguments = template_args(source.config, source.tokenizer)
             (ids,) = encode([self._with_system(turn)], source.tokenizer, arguments, names=["the conversation"])
             if self._limit is not None and len(ids) >= self._limit:
                 what = f"the conversation has {len(ids)} tokens, and the context of the model is {self._limit}"
-                raise ConfigError(
-                    Problem(code="chat.too-long", what=what, fix="start again with /reset, or send a shorter message")
-                )
+                fix = "start again with /reset, or send a shorter message"
+                raise ConfigError(Problem(code="chat.too-long", what=what, fix=fix))
             tokens_T = np.asarray(ids, dtype=np.int64)
             answers = [self._answer(*voice, tokens_T) for voice in self._voices]
         except RetrainError as error:
@@ -207,15 +194,15 @@ class Conversation:
             raise ConfigError(Problem(code="chat.other-base", where="compare", what=what, fix=fix))
         return found
 
-    def _with_system(self, turn: Sequence[Message]) -> list[Message]:
+    def _with_system(self, turn: Sequence[types.Message]) -> list[types.Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *turn]
 
-    def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
+    def _answer(self, name: str, folder: Path | None, tokens_T: types.Tokens) -> str:
         self._source.use(folder)
         if len(self._voices) > 1:
             click.echo(click.style(f"{harmless(name)}:", bold=True))
         backend = self._source.backend
-        params = SamplingParams(
+        params = types.SamplingParams(
             max_tokens=self._source.config.training.max_tokens,
             temperature=self.temperature or 1.0,
             greedy=self.temperature == 0.0,
@@ -224,12 +211,12 @@ class Conversation:
         spoken = Spoken(stream=TextStream(self._source.tokenizer), is_shaded=self._is_shaded)
         seed = sample_seed(self._source.context.seeds.root, self._turns, 0)
         try:
-            stream_from(backend, [SampleRequest(prompt_T=tokens_T, seeds_G=(seed,))], params, spoken)
+            stream_from(backend, [types.SampleRequest(prompt_T=tokens_T, seeds_G=(seed,))], params, spoken)
         except KeyboardInterrupt:
             click.echo(spoken.stream.finish(), nl=False)
             click.echo(click.style(" (stopped)", fg=DIM), nl=False)
         click.echo()
-        if spoken.reason is StopReason.LENGTH:
+        if spoken.reason is types.StopReason.LENGTH:
             _say("(cut off: --max-tokens)")
         if self._is_shaded:
             _say(spoken.summary())
@@ -300,7 +287,7 @@ def shaded(text: str, depth: float, colour: Colour) -> str:
     return "\n".join(click.style(line, fg="black", bg=(red, green, blue)) if line else "" for line in lines)
 
 
-def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
+def by_credit(texts: Sequence[str], credit_A: types.Floats, largest: float) -> str:
     """Colour the texts of tokens: green for credit, red for blame, full at the `largest` shown."""
     # The square root keeps small credit visible next to the largest.
     depths_A = np.sqrt(np.abs(credit_A) / largest) if largest > 0.0 else np.zeros(len(credit_A))
@@ -310,15 +297,15 @@ def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedAnswer:
-    score: Score
+    score: types.Score
     texts: Sequence[str]
-    credit_A: Floats
+    credit_A: types.Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedGroup:
     condition: str
-    status: GroupStatus
+    status: types.GroupStatus
     answers: Sequence[CreditedAnswer]
 
 
@@ -335,9 +322,9 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
         where = config.place("environment.provider")
         raise ConfigError(Problem(code="chat.environment-tasks", where=where, what=what, fix=fix))
     algorithm = build_algorithm(build_flow(config, source.plugins), source.context)
-    example = Example(id=f"chat-{number}", prompt=question, reference=reference)
+    example = types.Example(id=f"chat-{number}", prompt=question, reference=reference)
     (tokens_T,) = encode_prompts([example], source.tokenizer, config)
-    params = SamplingParams(
+    params = types.SamplingParams(
         max_tokens=config.training.max_tokens,
         temperature=config.training.temperature,
         entropy=source.backend.capabilities.provides_entropy,
@@ -355,7 +342,9 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
             streams = Streams(seeds=source.context.seeds, purpose="chat")
             (completions,) = batch.sample([Prompt(example=example, tokens_T=tokens_T)], size, streams)
             (scores,) = batch.scores()
-    group = Group(example=example, completions=completions, scores=scores, correct_above=config.scoring.correct_above)
+    group = types.Group(
+        example=example, completions=completions, scores=scores, correct_above=config.scoring.correct_above
+    )
     credit = algorithm.assign(source.subject.steps or 0, [group])
     answers = [
         CreditedAnswer(

@@ -125,7 +125,7 @@ def test_a_card_fits_so_many_rows_at_a_time(plugins: Plugins, monkeypatch: pytes
 
 
 def test_what_does_not_fit_gets_a_key_to_change(capacity: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.tools.capacity.forecast.memory_limit", lambda devices: 2**30)
+    monkeypatch.setattr("retrain.tools.capacity.workload.memory_limit", lambda devices: 2**30)
     huge = ("--batch-size", "64", "--max-tokens", "512", "--backend-opt", "micro_batch_tokens=1000000")
     assert "does not fit: set [" in capacity(*huge)
     assert "does not fit" not in capacity("--batch-size", "1", "--group-size", "2", "--max-tokens", "16")

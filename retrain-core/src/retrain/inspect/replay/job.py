@@ -11,18 +11,7 @@ from typing import Any
 
 from retrain.credit.algorithm import build_algorithm
 from retrain.credit.recipes import PART_OF
-from retrain.inspect.replay.gradients import (
-    Folding,
-    GivesGradients,
-    StepGradient,
-    TokenChange,
-    TokenWeights,
-    Turn,
-    largest,
-    step_gradient,
-    token_changes,
-    turn_of,
-)
+from retrain.inspect.replay import gradients
 from retrain.inspect.replay.position import Position, before_step, checkpoints_by_steps, refused
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm
@@ -110,7 +99,7 @@ class Seen:
     trained_groups: int
     parts: list[float]
     prompts: list[TurningPrompt]
-    tokens: Sequence[TokenChange] = ()
+    tokens: Sequence[gradients.TokenChange] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,17 +149,17 @@ class _Comparison:
         most: int,
     ) -> None:
         config = position.context.config
-        if not isinstance(position.backend, GivesGradients) or config.distil.teacher:
+        if not isinstance(position.backend, gradients.GivesGradients) or config.distil.teacher:
             what = f"[distil] or backend {config.backend.backend!r} on {config.backend.devices!r} gives no gradients"
             fix = "replay runs of backend local that train on one device"
             where = config.place("backend.backend")
             raise BackendError(Problem(code="replay.no-gradients", where=where, what=what, fix=fix))
         self._backend, self._position, self._stored, self._plugins = position.backend, position, stored, plugins
         self._groups, self._most, self.resamples, self.passes = groups, most, resamples, 0
-        self._folding = Folding(position.context.seeds) if resamples else None
+        self._folding = gradients.Folding(position.context.seeds) if resamples else None
         temperature = position.checked.config.training.temperature
         logprobs = getattr(position.backend, "logprobs", None) if most else None
-        self._token_weights = TokenWeights(groups, plugins, logprobs, temperature) if logprobs else None
+        self._token_weights = gradients.TokenWeights(groups, plugins, logprobs, temperature) if logprobs else None
 
     def taken(self, batch: TrainBatch) -> Seen:
         config = self._position.context.config
@@ -195,22 +184,24 @@ class _Comparison:
         norms = self._norm, turn.norm
         open_ = self._token_weights.open if self._token_weights else {}
         named = []
-        for change in token_changes(self._weights, weights, open_, norms=norms, most=self._most):
+        for change in gradients.token_changes(self._weights, weights, open_, norms=norms, most=self._most):
             member = self._stored.groups[change.group][change.index]
             texts = token_texts(self._position.context.tokenizer, member.tokens.tokens_T.tolist())
             named.append(replace(change, token=texts[change.position], reward=member.reward))
         return replace(seen, tokens=named)
 
-    def _gradient(self, config: Config, batch: TrainBatch) -> StepGradient:
-        found = step_gradient(self._backend, config, self._plugins, batch, self._folding)
+    def _gradient(self, config: Config, batch: TrainBatch) -> gradients.StepGradient:
+        found = gradients.step_gradient(self._backend, config, self._plugins, batch, self._folding)
         self.passes += 1 + len(found.shares)
         return found
 
-    def _seen(self, name: str, batch: TrainBatch, found: StepGradient) -> tuple[Seen, Turn]:
+    def _seen(self, name: str, batch: TrainBatch, found: gradients.StepGradient) -> tuple[Seen, gradients.Turn]:
         seeds, step = self._position.context.seeds, self._position.step
-        turn = turn_of(self._taken, found, seeds=seeds, step=step, groups=len(self._groups), resamples=self.resamples)
+        turn = gradients.turn_of(
+            self._taken, found, seeds=seeds, step=step, groups=len(self._groups), resamples=self.resamples
+        )
         prompts = []
-        for group, part in largest(turn.parts, self._most):
+        for group, part in gradients.largest(turn.parts, self._most):
             example = self._groups[group].example
             text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content", ""))
             prompts.append(TurningPrompt(group=group, example_id=example.id, part=part, prompt=text))

@@ -213,12 +213,10 @@ def _tallies(
     found = {cause: Tally(tokens=int(tokens_C[i]), completions=int(count_C[i])) for i, cause in enumerate(CAUSES)}
     is_known_N = is_trained_N & credit.is_known_N
     zero, known = int(credit.zero_tokens_N[is_known_N].sum()), int(drawn.tokens_N[is_known_N].sum())
-    trained = found[Cause.TRAINED]
-    found[Cause.TAUGHT] = Tally(tokens=known - zero, completions=int(is_known_N.sum()))
+    count, trained = int(is_known_N.sum()), found[Cause.TRAINED]
+    found[Cause.TAUGHT] = Tally(tokens=known - zero, completions=count)
     found[Cause.ZERO_CREDIT] = Tally(tokens=zero)
-    found[Cause.TRAINED] = Tally(
-        tokens=trained.tokens - known, completions=(trained.completions or 0) - int(is_known_N.sum())
-    )
+    found[Cause.TRAINED] = Tally(tokens=trained.tokens - known, completions=(trained.completions or 0) - count)
     # Tokens of steps' lines that no stored completion has; with a note where a line has fewer.
     steps, inverse = np.unique(drawn.step_N, return_inverse=True)
     sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
@@ -242,9 +240,8 @@ def _by_step(drawn: Drawn, cause_N: Ints, taught_N: Ints) -> tuple[Ints, Ints]:
     is_trained_N = cause_N == CAUSES.index(Cause.TRAINED)
     np.add.at(tokens_SC, (step_N, cause_N), np.where(is_trained_N, 0, drawn.tokens_N))
     np.add.at(tokens_SC[:, CAUSES.index(Cause.TAUGHT)], step_N, taught_N)
-    np.add.at(
-        tokens_SC[:, CAUSES.index(Cause.ZERO_CREDIT)], step_N, np.where(is_trained_N, drawn.tokens_N - taught_N, 0)
-    )
+    zero_N = np.where(is_trained_N, drawn.tokens_N - taught_N, 0)
+    np.add.at(tokens_SC[:, CAUSES.index(Cause.ZERO_CREDIT)], step_N, zero_N)
     return steps_S, tokens_SC
 
 

@@ -12,21 +12,10 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from retrain.inspect.signal import summary
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_account
 from retrain.inspect.signal.drawn import CAUSES, DECILES, Cause, CreditShares
 from retrain.inspect.signal.prompts import Checked, PromptAccount
-from retrain.inspect.signal.summary import (
-    DifficultyAccount,
-    Pool,
-    as_data,
-    by_condition,
-    by_difficulty,
-    by_task,
-    pool_data,
-    pooled,
-    share,
-    share_of_top_prompts,
-)
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.records.record_names import GENERATIONS
@@ -69,15 +58,15 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
     absent = [(name, each) for name, each in found.items() if isinstance(each, str)]
     if as_json:
         content = {
-            "runs": [as_data(each) for each in accounts],
-            "conditions": [pool_data(each) for each in by_condition(accounts)],
+            "runs": [summary.as_data(each) for each in accounts],
+            "conditions": [summary.pool_data(each) for each in summary.by_condition(accounts)],
             "absent": [{"run": name, "why": why} for name, why in absent],
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
         console = table_console()
         is_single = len(accounts) == 1 and not absent
-        console.print(run_picture(accounts[0], most) if is_single else overview(by_condition(accounts), absent))
+        console.print(run_picture(accounts[0], most) if is_single else overview(summary.by_condition(accounts), absent))
     if not accounts:
         sys.exit(1)
 
@@ -99,7 +88,7 @@ OVERVIEW = (
 
 
 def run_picture(account: Account, most: int) -> RenderableType:
-    pool = pooled(account.condition, [account])
+    pool = summary.pooled(account.condition, [account])
     seed = "" if account.seed is None else f", seed {account.seed}"
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
     parts: list[RenderableType] = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
@@ -119,8 +108,8 @@ def run_picture(account: Account, most: int) -> RenderableType:
         parts += _section("Tokens by cause", ("cause", "tokens", "share", "completions"), rows, note)
     if account.prompts:
         if account.tasks:
-            parts += _pooled("task", by_task(account))
-        parts += [*_pooled("difficulty", by_difficulty(account.prompts)), *_dearest(account.prompts, most)]
+            parts += _pooled("task", summary.by_task(account))
+        parts += [*_pooled("difficulty", summary.by_difficulty(account.prompts)), *_dearest(account.prompts, most)]
     if pool.checked:
         bins = [(percent(f), percent(happened), f"{count:,}") for f, happened, count in pool.checked.calibration.bins]
         heads = ("forecast", "happened", "groups")
@@ -130,7 +119,7 @@ def run_picture(account: Account, most: int) -> RenderableType:
     return Group(*parts, *(Text(f"Not counted: {printable(note)}", style="yellow") for note in account.notes))
 
 
-def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
+def overview(pools: Sequence[summary.Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
     rows, costs = list[Row](), list[Row]()
     for pool in pools:
         shares = [pool.share(*causes) for _, causes in OVERVIEW]
@@ -152,13 +141,13 @@ def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> Render
     )
 
 
-def describe(pool: Pool) -> list[str]:
+def describe(pool: summary.Pool) -> list[str]:
     """Return tokens, calibration of the forecast, and gain with its cost, a sentence each, without full stops."""
     forecast = [f"Forecast of teaching: {_error(pool.checked)}"] if pool.checked else []
     return [_drawn(pool), *forecast, _held_out(pool)]
 
 
-def _drawn(pool: Pool) -> str:
+def _drawn(pool: summary.Pool) -> str:
     if not pool.drawn_tokens:
         return "Nothing that was drawn is recorded"
     teach = "" if pool.teaching_share is None else f"; {percent(pool.teaching_share)} of the groups could teach"
@@ -167,7 +156,7 @@ def _drawn(pool: Pool) -> str:
     )
 
 
-def _pooled(by: str, found: Sequence[DifficultyAccount]) -> list[RenderableType]:
+def _pooled(by: str, found: Sequence[summary.DifficultyAccount]) -> list[RenderableType]:
     rows = [
         (
             printable(each.difficulty or ABSENT),
@@ -209,14 +198,14 @@ def _dearest(prompts: Sequence[PromptAccount], most: int) -> list[RenderableType
 def _credit(credit: CreditShares, prompts: Sequence[PromptAccount]) -> list[RenderableType]:
     names = {0: "highest", 1: "2nd", 2: "3rd", DECILES - 1: "lowest"}
     rows = [
-        (f"{names[number]} tenth by {kind}", *map(percent, share(tenth, credit.total)))
+        (f"{names[number]} tenth by {kind}", *map(percent, summary.share(tenth, credit.total)))
         for kind, tenths in (("surprisal", credit.surprisal), ("entropy", credit.entropy))
         for number, tenth in enumerate(tenths)
         if number in names
     ]
     if credit.planning is not None:
-        rows.append(("planning tokens", *map(percent, share(credit.planning, credit.total))))
-    note = f"the tenth of the prompts with most credit has {percent(share_of_top_prompts(prompts))} of |A|"
+        rows.append(("planning tokens", *map(percent, summary.share(credit.planning, credit.total))))
+    note = f"the tenth of the prompts with most credit has {percent(summary.share_of_top_prompts(prompts))} of |A|"
     return _section("Credit of trained tokens", ("tokens", "share", "of |A|", "of |A|(1-p)"), rows, note)
 
 
@@ -225,7 +214,7 @@ def _error(found: Checked) -> str:
     return f"expected calibration error {percent(found.calibration.error)} [{percent(low)}, {percent(high)}]"
 
 
-def _held_out(pool: Pool) -> str:
+def _held_out(pool: summary.Pool) -> str:
     gain, tokens, seconds = pool.gain, pool.tokens_per_point, pool.seconds_per_point
     said = f"Held out: {_gain(gain)}"
     if not isinstance(gain, Gain) or tokens is None or seconds is None:
@@ -268,21 +257,20 @@ def report_section(run: RunView) -> ReportSection | None:
     if not file.is_file():
         return None
     if file.stat().st_size > MOST_BYTES:
-        return ReportSection(
-            name="signal", text=f"{file.stat().st_size / 1e9:.1f} GB of completions: `retrain signal`."
-        )
+        told = f"{file.stat().st_size / 1e9:.1f} GB of completions: `retrain signal`."
+        return ReportSection(name="signal", text=told)
     account = try_account(find_runs([run.folder]).candidates[0])
     if isinstance(account, str):
         return ReportSection(name="signal", text=account)
     if not account.drawn_tokens:
         return None
-    pool = pooled(account.condition, [account])
+    pool = summary.pooled(account.condition, [account])
     plots = [_causes_plot(account, pool), *_forecast_plot(pool.checked), *_credit_plot(account)]
     text = ". ".join([*describe(pool), *(f"Not counted: {note}" for note in account.notes)]) + "."
     return ReportSection(name="signal", text=text, plots=plots, files=(file,))
 
 
-def _causes_plot(account: Account, pool: Pool) -> ReportPlot:
+def _causes_plot(account: Account, pool: summary.Pool) -> ReportPlot:
     steps_S, tokens_SC = account.by_step
     width = max(1, -(-steps_S.size // POINTS))
     starts = np.arange(0, steps_S.size, width)
@@ -323,7 +311,7 @@ def _credit_plot(account: Account) -> list[ReportPlot]:
     credit = account.credit
     if not credit.total.credit:
         return []
-    shares = [share(tenth, credit.total) for tenth in credit.surprisal]
+    shares = [summary.share(tenth, credit.total) for tenth in credit.surprisal]
     tenths = range(1, len(shares) + 1)
     return [
         ReportPlot(

@@ -72,23 +72,22 @@ def forecast_groups(drawn: Drawn, teaches_G: Mask, *, correct_above: float) -> t
     book, chances, taught, blocks = RateBook(), list[float](), list[bool](), list[int]()
     groups = list(drawn.groups())
     steps_G = drawn.step_N[drawn.starts_G]
-    # Both comparisons are false for NaN: no verdict is not right. A truncated, dropped completion is not judged.
-    is_right_N = drawn.rewards_N > correct_above
     is_judged_N = ~np.isnan(drawn.credited_N)  # a truncated and dropped one is not
-    is_right_N &= is_judged_N
+    # The comparison is false for NaN: no verdict is not right.
+    is_right_N = (drawn.rewards_N > correct_above) & is_judged_N
+    sizes_G = [int(is_judged_N[group].sum()) for group in groups]
     for step in np.unique(steps_G).tolist():
-        judged = [n for n in np.flatnonzero(steps_G == step).tolist() if is_judged_N[groups[n]].any()]
+        judged = [number for number in np.flatnonzero(steps_G == step).tolist() if sizes_G[number]]
         by_size: dict[int, list[int]] = {}
         for number in judged:
-            by_size.setdefault(int(is_judged_N[groups[number]].sum()), []).append(number)
+            by_size.setdefault(sizes_G[number], []).append(number)
         names = {number: drawn.examples[drawn.example_N[groups[number].start]] for number in judged}
         for size, numbers in by_size.items():
             chances += book.chances([names[number] for number in numbers], step, size).tolist()
             taught += teaches_G[numbers].tolist()
             blocks += [step] * len(numbers)
         for number in judged:
-            judged_count = int(is_judged_N[groups[number]].sum())
-            book.observe(names[number], step, int(is_right_N[groups[number]].sum()), judged_count)
+            book.observe(names[number], step, int(is_right_N[groups[number]].sum()), sizes_G[number])
     found = Forecasts(
         chance_F=np.clip(np.array(chances), 0.0, 1.0),
         taught_F=np.array(taught, dtype=np.bool_),

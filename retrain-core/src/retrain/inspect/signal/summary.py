@@ -157,8 +157,8 @@ def as_data(account: Account) -> dict[str, Any]:
             "top_tenth_of_prompts": share_of_top_prompts(account.prompts),
         },
         "held_out": _gain(account.gain),
-        "tokens_per_point": _point(pool.tokens_per_point),
-        "seconds_per_point": _point(pool.seconds_per_point),
+        "tokens_per_point": pool.tokens_per_point and asdict(pool.tokens_per_point),
+        "seconds_per_point": pool.seconds_per_point and asdict(pool.seconds_per_point),
         "notes": list(account.notes),
     }
 
@@ -171,8 +171,8 @@ def pool_data(pool: Pool) -> dict[str, Any]:
         "teaching_share": pool.teaching_share,
         "forecast": _checked(pool.checked),
         "held_out": _gain(pool.gain),
-        "tokens_per_point": _point(pool.tokens_per_point),
-        "seconds_per_point": _point(pool.seconds_per_point),
+        "tokens_per_point": pool.tokens_per_point and asdict(pool.tokens_per_point),
+        "seconds_per_point": pool.seconds_per_point and asdict(pool.seconds_per_point),
     }
 
 
@@ -199,7 +199,3 @@ def _gain(gain: Gain | str) -> dict[str, Any]:
     if isinstance(gain, str):
         return {"points": None, "why": gain}
     return {"points": gain.points, "interval": gain.interval, "first_step": gain.first, "last_step": gain.last}
-
-
-def _point(cost: CostPerPoint | None) -> dict[str, Any] | None:
-    return asdict(cost) if cost else None

@@ -19,21 +19,11 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.registry import Plugins
-from retrain.records.reading import number, table_of
+from retrain.records.reading import table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run
 from retrain.text.amounts import counted, duration
-from retrain.tools.capacity.workload import (
-    ASSUMED_PROMPT_TOKENS,
-    SAFETY,
-    Schedule,
-    device_kind,
-    eval_completions_of,
-    evaluations,
-    memory_limit,
-    schedule_of,
-    workload_of,
-)
+from retrain.tools.capacity import workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +43,7 @@ class Forecast:
     @property
     def advice(self) -> str:
         limit = self.limit_bytes
-        if not limit or self.estimate.needed_bytes <= int(limit * SAFETY[self.work.device]):
+        if not limit or self.estimate.needed_bytes <= int(limit * workload.SAFETY[self.work.device]):
             return ""
         from retrain.tools.capacity.advice import advise  # most forecasts fit
 
@@ -65,7 +55,7 @@ class Forecast:
     @property
     def is_prompt_assumed(self) -> bool:
         """True if neither a past run nor the user gives the length of prompts."""
-        return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
+        return self.past.prompt_tokens is None and self.work.prompt_tokens == workload.ASSUMED_PROMPT_TOKENS
 
 
 def forecast(
@@ -98,10 +88,10 @@ def forecast(
     prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
     if not prompt and fetch and sizes is None:
         prompt = longest_prompt(config, plugins)
-    work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
+    work = workload.workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
     if build_flow(config, plugins).needs_greedy:
         work = replace(work, greedy_completions=work.batch_size)
-    limit = gpu_bytes or memory_limit(config.backend.devices)
+    limit = gpu_bytes or workload.memory_limit(config.backend.devices)
     # Memory of the process without the model. On a GPU it is not measured.
     runtime = None
     if past.memory_at_start_bytes is not None and work.device == "cpu":
@@ -224,10 +214,10 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
 
 def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
     """Return the seconds of one evaluated completion: measured, or the time in which a step sampled one."""
-    if (measured_s := _positive(measured.get("eval_completion_time_s"))) is not None:
+    if (measured_s := workload.positive(measured.get("eval_completion_time_s"))) is not None:
         return measured_s
-    share = _positive(table_of(measured, "time_shares").get("sample"))
-    step_s = _positive(measured.get("median_step_time_s"))
+    share = workload.positive(table_of(measured, "time_shares").get("sample"))
+    step_s = workload.positive(measured.get("median_step_time_s"))
     if share is None or step_s is None:
         return None
     completions: int = config["training"]["batch_size"] * config["training"]["group_size"]
@@ -250,18 +240,13 @@ def _work(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     """Return the values of `SAME_WORK`; a GPU that this machine lacks is the CPU that a run takes instead."""
     found = {(table, name): table_of(config, table).get(name) for table, name in SAME_WORK}
     if isinstance(devices := found["backend", "devices"], str):
-        found["backend", "devices"] = [device_kind(each.strip()) for each in devices.split(",")]
+        found["backend", "devices"] = [workload.device_kind(each.strip()) for each in devices.split(",")]
     return found
 
 
 def _median(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [value for record in found if (value := _positive(record.get(name))) is not None]
+    values = [value for record in found if (value := workload.positive(record.get(name))) is not None]
     return statistics.median(values) if values else None
-
-
-def _positive(value: object) -> float | None:
-    found = number(value)
-    return found if found is not None and 0 < found < 1e18 else None
 
 
 def _whole(value: float | None) -> int | None:
@@ -280,7 +265,7 @@ class RunTime:
     evaluations take longer than the training; otherwise it is empty.
     """
 
-    schedule: Schedule
+    schedule: workload.Schedule
     training: str
     evaluation: str
     training_s: float | None
@@ -302,9 +287,9 @@ class RunTime:
 
 
 def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
-    schedule, completions = schedule_of(config), eval_completions_of(config)
+    schedule, completions = workload.schedule_of(config), workload.eval_completions_of(config)
     steps = max(schedule.max_steps - steps_done, 0)
-    number = evaluations(schedule.max_steps, config.eval.every, steps_done) if completions else 0
+    number = workload.evaluations(schedule.max_steps, config.eval.every, steps_done) if completions else 0
     step_size = config.training.batch_size * config.training.group_size
     step_s, each_s = past.median_step_time_s, past.eval_completion_s if completions else 0.0
     share = partial(_share, config, each_s * step_size / step_s if each_s is not None and step_s else ASSUMED_SHARE)
@@ -331,7 +316,7 @@ def _share(config: Config, of_step: float, **changes: int) -> float:
     `of_step` is the time to evaluate as many completions as a step samples, divided by the time of a step.
     """
     evaluation = config.eval.model_copy(update=changes)
-    completions = eval_completions_of(replace(config, tables={**config.tables, "eval": evaluation}))
-    steps, training = schedule_of(config).max_steps, config.training
+    completions = workload.eval_completions_of(replace(config, tables={**config.tables, "eval": evaluation}))
+    steps, training = workload.schedule_of(config).max_steps, config.training
     work = steps * training.batch_size * training.group_size
-    return evaluations(steps, evaluation.every) * completions * of_step / work
+    return workload.evaluations(steps, evaluation.every) * completions * of_step / work

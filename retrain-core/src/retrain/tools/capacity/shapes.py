@@ -30,8 +30,6 @@ OPTIONS = {  # of the command line, and the names in a `config.json`
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
-
-
 Document = Mapping[str, int | str | bool]  # a `config.json`
 
 

@@ -45,8 +45,8 @@ def workload_of(
         prompt_tokens=prompt,
         lora_rank=config.model.lora_rank,
         eval_completions=eval_completions_of(config),
-        micro_batch_tokens=int(_positive(options.get("micro_batch_tokens"))),
-        cache_bytes=int(_positive(options.get("cache_gb")) * 2**30),
+        micro_batch_tokens=int(positive(options.get("micro_batch_tokens")) or 0),
+        cache_bytes=int((positive(options.get("cache_gb")) or 0) * 2**30),
         # A campaign deals its devices to its runs, so that each of them has one.
         samplers=0 if is_campaign(config) else config.backend.devices.count(","),
         is_served=config.inference.engine != "pytorch",
@@ -69,10 +69,10 @@ def eval_completions_of(config: Config) -> int:
     return sum(own) * samples + sum(int(n) * int(s or samples) for n, s in sizes if isinstance(n, int))
 
 
-def _positive(value: object) -> float:
-    """Return an option that may not have been checked yet, or 0."""
+def positive(value: object) -> float | None:
+    """Return a number that may not have been checked yet; None unless it is above 0 and plausible."""
     found = number(value)
-    return found if found is not None and 0 < found < 2**40 else 0
+    return found if found is not None and 0 < found < 1e18 else None
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -14,21 +14,13 @@ import tomli_w
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.version import __version__
+from retrain.records import record_names
 from retrain.records.checkpoints import SUMS, checkpoint_folders
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER
 from retrain.records.identity.hashing import Budget, plugin_files
 from retrain.records.identity.recorded import with_places
 from retrain.records.reading import read_object, read_regular
-from retrain.records.record_names import (
-    ADAPTERS,
-    CAMPAIGN_CONTENT,
-    CAMPAIGN_FILE,
-    CONFIG_FILE,
-    EVALUATION,
-    METRICS,
-    RUN_FILE,
-)
 from retrain.records.run import Run, accepted_changes, is_run
 from retrain.text.amounts import first_few
 from retrain.text.secrets import HIDDEN, hide, redacted
@@ -39,7 +31,7 @@ from retrain.tools.pack.wheels import extras_of, installed_digests, required, wh
 from retrain.verdicts.ledger.chain import ledger_folder
 
 LEDGER = "ledger.jsonl"
-OF_A_CAMPAIGN = (CAMPAIGN_FILE, CAMPAIGN_CONTENT)
+OF_A_CAMPAIGN = (record_names.CAMPAIGN_FILE, record_names.CAMPAIGN_CONTENT)
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
 OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
 PLACES = ("path", "root", "places", "written")  # where files lay on the machine that packs
@@ -69,7 +61,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
 
     `most_bytes` is the size up to which a data file is packed, `margin` the one of an equivalence test.
     """
-    is_campaign = (folder / CAMPAIGN_FILE).is_file() and not is_run(folder)
+    is_campaign = (folder / record_names.CAMPAIGN_FILE).is_file() and not is_run(folder)
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
     _check_repeatable(runs)
     tables = Run(folder).settings
@@ -77,7 +69,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
     inputs = collect_inputs(identities, tables, most_bytes=most_bytes, hide_secrets=hide_secrets)
     software = collect_software(runs, [text for _, text in texts_of(tables)])
     members = {**inputs.members, **software.members, **_plugin_copies(runs)}
-    members[CONFIG_FILE] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
+    members[record_names.CONFIG_FILE] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
     found = Gathered(manifest={}, members=members)
     listed = [_run_entry(run, found, margin) for run in runs]
     if is_campaign:
@@ -104,7 +96,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
         "equivalence": margin,
         "verdict": verdict_of(folder) if is_campaign else None,
     }
-    if HIDDEN in members[CONFIG_FILE].decode():
+    if HIDDEN in members[record_names.CONFIG_FILE].decode():
         note = "the configuration holds a secret, now hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
         found.notes.append(note)
     _check_no_leaks(inputs, software, members)
@@ -113,7 +105,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
 
 
 def _campaign_runs(folder: Path) -> Iterator[Recorded]:
-    manifest = read_object(folder / CAMPAIGN_FILE)
+    manifest = read_object(folder / record_names.CAMPAIGN_FILE)
     if manifest.get("status") != "done":
         what = f"is a campaign that is {manifest.get('status')}, not done"
         fix = "finish it: the same command, or `retrain --resume`"
@@ -159,9 +151,10 @@ def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
     text = b"".join(map(encoded, lines))
-    found.members[f"{place}/{METRICS}"] = text
+    found.members[f"{place}/{record_names.METRICS}"] = text
     record = {name: value for name, value in run.record.items() if name not in OF_THE_PROCESS}
-    found.members[f"{place}/{RUN_FILE}"] = (json.dumps(redacted(record), indent=1, sort_keys=True) + "\n").encode()
+    manifest = json.dumps(redacted(record), indent=1, sort_keys=True) + "\n"
+    found.members[f"{place}/{record_names.RUN_FILE}"] = manifest.encode()
     identity = json.dumps(redacted(_without_places(run.identity)), sort_keys=True).encode()
     member = f"identities/{hashlib.sha256(identity).hexdigest()[:16]}.json"
     found.members[member] = identity
@@ -176,9 +169,9 @@ def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str
         "identity": member,
         "weights": weights_of(run.folder),
     }
-    if (run.folder / EVALUATION).is_file():
-        evaluations = read_regular(run.folder / EVALUATION)
-        found.members[f"{place}/{EVALUATION}"] = evaluations
+    if (run.folder / record_names.EVALUATION).is_file():
+        evaluations = read_regular(run.folder / record_names.EVALUATION)
+        found.members[f"{place}/{record_names.EVALUATION}"] = evaluations
         rates = [] if margin is None else list(parsed(evaluations))
         width = expected_half_width(final_rates(rates), len(rates[-1].get("correct") or ()) if rates else 0)
         if margin is not None and margin < width < math.inf:
@@ -192,7 +185,7 @@ def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str
 
 
 def weights_of(run: Path) -> dict[str, str]:
-    folders = checkpoint_folders(run / ADAPTERS)
+    folders = checkpoint_folders(run / record_names.ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}
 

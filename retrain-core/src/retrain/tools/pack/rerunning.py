@@ -19,17 +19,8 @@ from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
 from retrain.text.terminal_text import printable
+from retrain.tools.pack import comparison
 from retrain.tools.pack.archive import Contents, PackedRun, Release
-from retrain.tools.pack.comparison import (
-    Divergence,
-    Equivalence,
-    RunLines,
-    divergence,
-    equivalence,
-    final_rates,
-    parsed,
-    verdict_of,
-)
 from retrain.tools.pack.environment import RUN, Say
 from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.inputs import with_moved
@@ -62,7 +53,7 @@ class Difference:
         return f"{self.kind}: {self.what}"
 
 
-def ranked(found: list[Difference], first: Divergence | None) -> list[Difference]:
+def ranked(found: list[Difference], first: comparison.Divergence | None) -> list[Difference]:
     """Sort by likelihood of being the cause: by kind, and by whether the first divergence is one of rounding."""
     order = ROUNDING if first is not None and first.is_rounding else CHANGING
     return sorted(found, key=lambda each: order.index(each.kind))
@@ -138,11 +129,11 @@ class RunOutcome:
     run: PackedRun
     folder: Path
     wanted: list[Record]
-    reader: RunLines
+    reader: comparison.RunLines
     num_same: int = 0
-    first: Divergence | None = None
+    first: comparison.Divergence | None = None
     causes: list[Difference] = field(default_factory=list)
-    tested: Equivalence | None = None
+    tested: comparison.Equivalence | None = None
 
     @property
     def verdict(self) -> str:
@@ -166,7 +157,7 @@ class RunOutcome:
         for line in self.reader.new():
             if self.first is None:
                 packed = self.wanted[self.num_same] if self.num_same < len(self.wanted) else None
-                self.first = divergence(self.run.name, packed, line)
+                self.first = comparison.divergence(self.run.name, packed, line)
                 if self.first is not None:
                     return True
                 self.num_same += 1
@@ -178,12 +169,12 @@ class RunOutcome:
     def conclude(self) -> None:
         here = weights_of(self.folder)
         if self.first is None and self.num_same < len(self.wanted):
-            self.first = divergence(self.run.name, self.wanted[self.num_same], None)
+            self.first = comparison.divergence(self.run.name, self.wanted[self.num_same], None)
         elif self.first is None and self.run.weights != here:
             names = sorted({*self.run.weights, *here})
             fields = {f"(weights) {name}": (self.run.weights.get(name), here.get(name)) for name in names}
             step = self.wanted[-1]["step"] if self.wanted else 0
-            self.first = Divergence(run=self.run.name, step=step, fields=fields)
+            self.first = comparison.Divergence(run=self.run.name, step=step, fields=fields)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,7 +214,8 @@ class Rerun:
         runs = []
         for packed in contents.runs:
             place = folder / "runs" / packed.name if packed.name else folder
-            runs.append(RunOutcome(run=packed, folder=place, wanted=contents.lines(packed), reader=RunLines(place)))
+            reader = comparison.RunLines(place)
+            runs.append(RunOutcome(run=packed, folder=place, wanted=contents.lines(packed), reader=reader))
         log = self.work.parent / LOG
         with log.open("wb") as stream:
             # -P, so that no file in the folder of the rerun is imported in place of retrain.
@@ -250,11 +242,12 @@ class Rerun:
             if run not in differing:
                 self._explain(run)
             if contents.equivalence is not None and run.first is not None:
-                packed_rates = final_rates(parsed(contents.opened.read(f"{run.run.place}/{EVALUATION}")))
+                packed_text = contents.opened.read(f"{run.run.place}/{EVALUATION}")
+                packed_rates = comparison.final_rates(comparison.parsed(packed_text))
                 file = run.folder / EVALUATION
-                here = final_rates(parsed(read_regular(file))) if file.is_file() else {}
-                run.tested = equivalence(packed_rates, here, contents.equivalence)
-        return Outcome(runs=runs, verdict=verdict_of(folder) if contents.is_campaign else None)
+                here = comparison.final_rates(comparison.parsed(read_regular(file))) if file.is_file() else {}
+                run.tested = comparison.equivalence(packed_rates, here, contents.equivalence)
+        return Outcome(runs=runs, verdict=comparison.verdict_of(folder) if contents.is_campaign else None)
 
     def _follow(self, process: subprocess.Popen[bytes], runs: Sequence[RunOutcome]) -> None:
         while True:

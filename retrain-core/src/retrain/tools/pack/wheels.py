@@ -35,21 +35,7 @@ from retrain.kernel.plugins.missing import source_folder
 from retrain.kernel.plugins.requirements import requirements_of
 from retrain.records.identity.hashing import files_below, located
 from retrain.records.reading import read_regular
-from retrain.tools.pack.archive import (
-    BYTE_CODE,
-    CHUNK,
-    METADATA,
-    Contents,
-    Opened,
-    PackedWheel,
-    check_members,
-    is_importable,
-    own_module,
-    refused,
-    shadowed,
-    top_level,
-    zipped,
-)
+from retrain.tools.pack import archive as packs
 
 OF_THE_INSTALLER = frozenset({"RECORD", "RECORD.jws", "INSTALLER", "REQUESTED", "direct_url.json"})
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)")
@@ -83,7 +69,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
         for file in recorded
         if file.parts[0] == info and not (len(file.parts) == 2 and file.parts[1] in OF_THE_INSTALLER)
     }
-    tops = {top_level(str(file)) for file in recorded}
+    tops = {packs.top_level(str(file)) for file in recorded}
     is_editable = source_folder(name) is not None and not tops.intersection(modules)
     sources = {}
     if is_editable:
@@ -102,7 +88,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     parts = zip(*(tag.split("-") for tag in tags if tag.count("-") == 2), strict=True)
     tag = "py3-none-any" if is_editable or not tags else "-".join(".".join(dict.fromkeys(each)) for each in parts)
     file = f"{re.sub(r'[-_.]+', '_', name)}-{version}-{tag}.whl"
-    return Wheel(file=file, content=zipped(members), sources=sources, is_editable=is_editable)
+    return Wheel(file=file, content=packs.zipped(members), sources=sources, is_editable=is_editable)
 
 
 # The wheels in a pack, checked before anything of them is installed.
@@ -129,7 +115,7 @@ class CheckedWheel:
     With such files it needs the user's trust: it would run in place of the retrain that is installed.
     """
 
-    packed: PackedWheel
+    packed: packs.PackedWheel
     sha256: str
     modules: frozenset[str]
     changed: tuple[str, ...] = ()
@@ -151,7 +137,7 @@ class ReadWheel:
     @property
     def modules(self) -> frozenset[str]:
         paths = (path for path in self.files if not path.startswith(f"{self.folder}/"))
-        return frozenset(top_level(path) for path in paths if "/" in path or is_importable(path))
+        return frozenset(packs.top_level(path) for path in paths if "/" in path or packs.is_importable(path))
 
 
 def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
@@ -166,18 +152,18 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
             for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
                 if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
                     what = f"{file} says in its {source} that it is {' '.join(named)}"
-                    raise refused(where, code="pack.wheel-name-differs", what=what, fix=MAKER)
+                    raise packs.refused(where, code="pack.wheel-name-differs", what=what, fix=MAKER)
             rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
             files = {row[0]: row[1].partition("sha256=")[2] for row in rows if row}
             if bad := _first_fault(archive, folder, files):
-                raise refused(
+                raise packs.refused(
                     where, code="pack.not-as-listed", what=f"{file}: {bad} is not as its RECORD lists it", fix=MAKER
                 )
     except ConfigError:
         raise
     except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
         what = f"{file} is not a usable wheel: {str(error)[:200]}"
-        raise refused(where, code="pack.not-a-wheel", what=what, fix=MAKER) from error
+        raise packs.refused(where, code="pack.not-a-wheel", what=what, fix=MAKER) from error
     return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
 
 
@@ -189,7 +175,7 @@ def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]
     for name in sorted(names - signatures):
         digest = hashlib.sha256()
         with archive.open(name) as member:
-            while chunk := member.read(CHUNK):
+            while chunk := member.read(packs.CHUNK):
                 digest.update(chunk)
         if _base64(digest) != files[name].rstrip("="):
             return name
@@ -200,7 +186,7 @@ def _base64(digest: hashlib._Hash) -> str:
     return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
-def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
+def check_wheels(contents: packs.Contents) -> tuple[CheckedWheel, ...]:
     """Return the wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
     found: list[CheckedWheel] = []
     owners: dict[str, str] = {}
@@ -209,35 +195,35 @@ def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
         for module in sorted(wheel.modules):
             if (other := owners.setdefault(module.casefold(), packed.name)) != packed.name:
                 what = f"{packed.name} and {other} both hold the module {module!r}"
-                raise refused(contents.opened.file, code="pack.module-twice", what=what, fix=MAKER)
+                raise packs.refused(contents.opened.file, code="pack.module-twice", what=what, fix=MAKER)
         found.append(wheel)
     return tuple(found)
 
 
-def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
+def _checked(opened: packs.Opened, packed: packs.PackedWheel) -> CheckedWheel:
     file = packed.member.rpartition("/")[2]
     too_large = f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB"
     if opened.files[packed.member]["size"] > MAX_WHEEL_BYTES:
-        raise refused(opened.file, code="pack.too-large", what=too_large, fix=MAKER)
+        raise packs.refused(opened.file, code="pack.too-large", what=too_large, fix=MAKER)
     content = opened.read(packed.member)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
     except DAMAGED as error:
         what = f"{file} is not a usable wheel: {error}"
-        raise refused(opened.file, code="pack.not-a-wheel", what=what, fix=MAKER) from error
-    check_members(Path(f"{opened.file}: {file}"), infos)
+        raise packs.refused(opened.file, code="pack.not-a-wheel", what=what, fix=MAKER) from error
+    packs.check_members(Path(f"{opened.file}: {file}"), infos)
     if sum(info.file_size for info in infos) > MAX_WHEEL_BYTES:
-        raise refused(opened.file, code="pack.too-large", what=f"{too_large} unpacked", fix=MAKER)
+        raise packs.refused(opened.file, code="pack.too-large", what=f"{too_large} unpacked", fix=MAKER)
     read = read_wheel(opened.file, file, io.BytesIO(content))
     if (read.name, Version(read.version)) != (canonicalize_name(packed.name), Version(packed.version)):
         what = f"{file} is listed as {packed.name} {packed.version}"
-        raise refused(opened.file, code="pack.wheel-name-differs", what=what, fix=MAKER)
-    own = own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
+        raise packs.refused(opened.file, code="pack.wheel-name-differs", what=what, fix=MAKER)
+    own = packs.own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
     for path in read.files:
         if _is_foreign(path, read.folder, own):
             what = f"{file} holds {path}: not a module of {packed.name}"
-            raise refused(opened.file, code="pack.foreign-file", what=what, fix=MAKER)
+            raise packs.refused(opened.file, code="pack.foreign-file", what=what, fix=MAKER)
     changed = _changed(read, packed.name, {own}) if own else ()
     sha256 = str(opened.files[packed.member]["sha256"])
     return CheckedWheel(packed=packed, sha256=sha256, modules=read.modules, changed=changed)
@@ -248,9 +234,13 @@ def _is_foreign(path: str, info: str, own: str) -> bool:
     folder, lower = path.partition("/")[0], path.casefold()
     if folder == info:
         return False
-    if folder.casefold().endswith((".data", *METADATA)) or lower.endswith((".pth", *BYTE_CODE)):
+    if folder.casefold().endswith((".data", *packs.METADATA)) or lower.endswith((".pth", *packs.BYTE_CODE)):
         return True
-    return top_level(path) != own and ("/" in path or is_importable(path)) and shadowed(top_level(path))
+    return (
+        packs.top_level(path) != own
+        and ("/" in path or packs.is_importable(path))
+        and packs.shadowed(packs.top_level(path))
+    )
 
 
 def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, ...]:

@@ -48,8 +48,6 @@ REFUSED = {
     "target_parameters": "fused expert parameters stack one adapter per expert in each factor",
     "use_bdlora": "block-diagonal factors do not multiply to the update",
 }
-
-
 Rank = Annotated[int, Field(strict=True, ge=1)]
 Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 # PEFT's rule: a pattern matches the end of the module's name, starting at a dot.

@@ -27,16 +27,7 @@ from retrain.run.tables import registered_tables, table_hint
 from retrain.text.amounts import rate_interval
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
-from retrain.tools.squeeze.adapter import (
-    REMOTE,
-    WEIGHTS_FILE,
-    Adapter,
-    TensorInfo,
-    encode,
-    local_copy,
-    read_adapter,
-    write_tensor_file,
-)
+from retrain.tools.squeeze import adapter as lora
 from retrain.tools.squeeze.compress import compress_adapter
 from retrain.tools.squeeze.job import SqueezeResult, rank_to_keep, run_job
 from retrain.tools.squeeze.spectrum import ranks_to_test
@@ -44,7 +35,6 @@ from retrain.tools.squeeze.table import SqueezeTable
 
 Evaluate = Callable[[Path], Mapping[str, float]]  # folder of a checkpoint -> `eval_*` fields
 RATE, LOW, HIGH = "eval_correct_rate", "eval_ci_low", "eval_ci_high"
-
 REPORT = Path("logs/squeeze")
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 EPILOG = """\b
@@ -93,7 +83,7 @@ def command(
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
     request = parse_request(arguments, plugins)
-    settings, adapter = request.settings, read_adapter(request.adapter)
+    settings, adapter = request.settings, lora.read_adapter(request.adapter)
     content: dict[str, Any] = {
         "mode": "squeeze",
         "config": request.config.source or "(defaults)",
@@ -129,7 +119,7 @@ def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
     if not adapter and file is None:
         what, fix = "no adapter is named", "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
         raise ConfigError(Problem(code="squeeze.no-adapter", where="command line", what=what, fix=fix))
-    adapter = local_copy(adapter or config.logging.log_dir, config, plugins)
+    adapter = lora.local_copy(adapter or config.logging.log_dir, config, plugins)
     return Request(adapter=adapter, settings=settings, config=config, overrides=tuple(overrides))
 
 
@@ -139,7 +129,7 @@ def _named(config: Config, settings: SqueezeTable) -> str:
     for path, adapter in named.items():
         if not adapter:
             continue
-        if adapter.startswith(REMOTE):
+        if adapter.startswith(lora.REMOTE):
             return adapter
         try:
             return str(locate_adapter(adapter))
@@ -186,13 +176,13 @@ class Measured:
 
 def measure(source: Path, compressed: Path, evaluate: Evaluate, scratch: Path) -> Measured:
     """Evaluate the checkpoint in `source`, then the same with the weights of `compressed`, in the folder `scratch`."""
-    big, small = read_adapter(source), read_adapter(compressed)
+    big, small = lora.read_adapter(source), lora.read_adapter(compressed)
     before = dict(evaluate(big.folder))
     write_at_source_rank(small, big, scratch)
     return Measured(rank=small.rank, source_rank=big.rank, source=before, squeezed=dict(evaluate(scratch)))
 
 
-def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
+def write_at_source_rank(small: lora.Adapter, big: lora.Adapter, folder: Path) -> None:
     """Write `big`'s checkpoint with the weights of `small`, padded with zeros to the shapes of `big`.
 
     A backend loads adapters of its run's rank; zero rows of A and columns of B do not change the product, and
@@ -200,22 +190,22 @@ def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in big.folder.iterdir():
-        if file.is_file() and file.name != WEIGHTS_FILE:
+        if file.is_file() and file.name != lora.WEIGHTS_FILE:
             try:
                 # A link, since optimizer states are large; not all file systems have them.
                 os.link(file, folder / file.name)
             except OSError:
                 shutil.copyfile(file, folder / file.name)
 
-    def contents(info: TensorInfo) -> Iterable[bytes]:
+    def contents(info: lora.TensorInfo) -> Iterable[bytes]:
         if small.file.tensors[info.name].shape == info.shape:
             return small.file.chunks(info.name)
         values = small.file.values(info.name)
         gaps = [(0, wanted - size) for wanted, size in zip(info.shape, values.shape, strict=True)]
-        return (encode(np.pad(values, gaps), info.dtype, name=info.name),)
+        return (lora.encode(np.pad(values, gaps), info.dtype, name=info.name),)
 
     tensors = list(big.file.tensors.values())
-    write_tensor_file(folder / WEIGHTS_FILE, tensors, contents, dict(big.file.metadata))
+    lora.write_tensor_file(folder / lora.WEIGHTS_FILE, tensors, contents, dict(big.file.metadata))
 
 
 @contextmanager

@@ -13,18 +13,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.files import write_folder, write_json
-from retrain.tools.squeeze.adapter import (
-    CONFIG_FILE,
-    ITEM_BYTES,
-    WEIGHTS_FILE,
-    Adapter,
-    LoraPair,
-    TensorInfo,
-    encode,
-    read_adapter,
-    unusable,
-    write_tensor_file,
-)
+from retrain.tools.squeeze import adapter as lora
 from retrain.tools.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
 
 MARK = "squeeze.json"  # marks a folder that we wrote and may replace
@@ -65,8 +54,8 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
     """
     if rank < 1:
         what, fix = f"{rank} is not a rank", "give whole numbers from 1"
-        raise unusable("rank", code="squeeze.bad-rank", what=what, fix=fix)
-    adapter = read_adapter(path)
+        raise lora.unusable("rank", code="squeeze.bad-rank", what=what, fix=fix)
+    adapter = lora.read_adapter(path)
     folder = Path(output).expanduser()
     what, fix = "", "choose a folder that does not exist yet"
     if adapter.folder.resolve().is_relative_to(folder.resolve()):
@@ -76,7 +65,7 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
     elif folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
         what = "is not empty, and was not written by an earlier compression"
     if what:
-        raise unusable(folder, code="squeeze.output-taken", what=what, fix=fix)
+        raise lora.unusable(folder, code="squeeze.output-taken", what=what, fix=fix)
     kept_rank = min(rank, adapter.rank)
     writer = _Writer(adapter, kept_rank, solver_for(device))
     modules = [(pair.module, min(pair.rank, kept_rank)) for pair in adapter.pairs]
@@ -96,9 +85,9 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
 
     def fill(target: Path) -> None:
         metadata = dict(adapter.file.metadata) or {"format": "pt"}
-        write_tensor_file(target / WEIGHTS_FILE, writer.tensors, writer.contents, metadata)
+        lora.write_tensor_file(target / lora.WEIGHTS_FILE, writer.tensors, writer.contents, metadata)
         text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
-        (target / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        (target / lora.CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         write_json(target / MARK, result().as_data())
 
     try:
@@ -107,14 +96,14 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
             write_folder(folder, fill)
     except OSError as error:
         what, fix = f"cannot be written: {error.strerror or error}", "choose a writable folder with enough space"
-        raise unusable(folder, code="squeeze.unwritable", what=what, fix=fix) from error
+        raise lora.unusable(folder, code="squeeze.unwritable", what=what, fix=fix) from error
     return result()
 
 
 class _Writer:
     """Supplies the tensors of the new file; a pair is computed when its first factor is requested."""
 
-    def __init__(self, adapter: Adapter, rank: int, solver: Solver) -> None:
+    def __init__(self, adapter: lora.Adapter, rank: int, solver: Solver) -> None:
         self._adapter = adapter
         self._rank = rank
         self._solver = solver
@@ -124,23 +113,23 @@ class _Writer:
         factors = [info for pair in adapter.pairs for info in self._smaller(pair)]
         self.tensors = [*factors, *adapter.others]
 
-    def contents(self, info: TensorInfo) -> Iterable[bytes]:
+    def contents(self, info: lora.TensorInfo) -> Iterable[bytes]:
         pair = self._pair_of.get(info.name)
         if pair is None:
             return self._adapter.file.chunks(info.name)
         a, b = self._factors(pair)
-        return (encode(a if info.name == pair.a.name else b, info.dtype, name=info.name),)
+        return (lora.encode(a if info.name == pair.a.name else b, info.dtype, name=info.name),)
 
-    def _smaller(self, pair: LoraPair) -> tuple[TensorInfo, TensorInfo]:
+    def _smaller(self, pair: lora.LoraPair) -> tuple[lora.TensorInfo, lora.TensorInfo]:
         rank = min(pair.rank, self._rank)
         shapes = (rank, *pair.a.shape[1:]), (pair.b.shape[0], rank, *pair.b.shape[2:])
         a, b = (
-            replace(info, shape=shape, num_bytes=math.prod(shape) * ITEM_BYTES.get(info.dtype, 0))
+            replace(info, shape=shape, num_bytes=math.prod(shape) * lora.ITEM_BYTES.get(info.dtype, 0))
             for info, shape in zip((pair.a, pair.b), shapes, strict=True)
         )
         return a, b
 
-    def _factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
+    def _factors(self, pair: lora.LoraPair) -> tuple[Floats, Floats]:
         if self._last is not None and self._last[0] == pair.module:
             return self._last[1:]
         a, b = self._adapter.factors(pair)

@@ -33,17 +33,8 @@ from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide
 from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
+from retrain.use.evaluate import sets as eval_sets
 from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
-from retrain.use.evaluate.sets import (
-    HELD_OUT,
-    EvalSet,
-    LoadedSet,
-    held_out_set,
-    load_set,
-    problems_with,
-    read_set,
-    read_sets,
-)
 from retrain.verdicts.ledger.looks import InterimLooks
 
 LOG = logging.getLogger("retrain")
@@ -123,7 +114,7 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
     wanted |= _given(request, config, plugins) if request.data else {}
     if None in wanted.values():
         _refuse_another_split(first, config)
-    sets: list[LoadedSet] = []
+    sets: list[eval_sets.LoadedSet] = []
     with ExitStack() as stack:
 
         def load(context: PluginContext) -> None:
@@ -133,10 +124,10 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
                 stack.callback(tasks.verifier.close)
             for name, each in wanted.items():
                 if each is None:
-                    named = [t for t in (tasks or load_tasks(context)).each if name == (t.name or HELD_OUT)]
-                    sets.extend(held_out_set(t.context, t) for t in named if t.pool.held_out)
+                    named = [t for t in (tasks or load_tasks(context)).each if name == (t.name or eval_sets.HELD_OUT)]
+                    sets.extend(eval_sets.held_out_set(t.context, t) for t in named if t.pool.held_out)
                     continue
-                sets.append(load_set(each, context, tasks))
+                sets.append(eval_sets.load_set(each, context, tasks))
                 if not sets[-1].is_shared:
                     stack.callback(sets[-1].verifier.close)
 
@@ -178,12 +169,12 @@ def _refuse_another_split(subject: Subject, config: Config) -> None:
     raise ConfigError(Problem(code="eval.other-split", where=config.place(path), what=what, why=why, fix=fix))
 
 
-def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
-    sets, problems = read_sets(config)
+def _of_config(request: Request, config: Config) -> dict[str, eval_sets.EvalSet | None]:
+    sets, problems = eval_sets.read_sets(config)
     if problems:
         raise ConfigError(*problems)
-    named = config.data.task_names or ((HELD_OUT,) if config.eval.examples else ())
-    known: dict[str, EvalSet | None] = dict.fromkeys(named)
+    named = config.data.task_names or ((eval_sets.HELD_OUT,) if config.eval.examples else ())
+    known: dict[str, eval_sets.EvalSet | None] = dict.fromkeys(named)
     known |= {each.name: each for each in sets}
     for name in request.sets:
         if name not in known:
@@ -198,7 +189,7 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
     return {name: known[name] for name in request.sets} or known
 
 
-def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
+def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, eval_sets.EvalSet | None]:
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
@@ -211,9 +202,9 @@ def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, Eval
     values |= {"reward": request.reward} if request.reward else {}
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).lstrip("_0123456789")
     # The name becomes part of metric names, so it must be an identifier and not the run's own.
-    name = "data" if name in ("", HELD_OUT) else name
-    found, problems = read_set(name, values | dict(request.changed), config, "--data")
-    problems += problems_with(found, plugins) if found else []
+    name = "data" if name in ("", eval_sets.HELD_OUT) else name
+    found, problems = eval_sets.read_set(name, values | dict(request.changed), config, "--data")
+    problems += eval_sets.problems_with(found, plugins) if found else []
     if problems:
         raise ConfigError(*problems)
     return {name: found}
@@ -232,7 +223,7 @@ def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks |
         return None
 
 
-def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet) -> Result:
+def _result(request: Request, policy: Opened, subject: Subject, each: eval_sets.LoadedSet) -> Result:
     """Evaluate one policy on one set: read the recorded part, and record the rest in portions."""
     name = re.sub(r"[^\w.-]+", "_", request.named).strip("._") or "model"
     folder = request.out or (subject.run / "evaluations" if subject.run else Path("logs/evaluations", name))
@@ -282,7 +273,7 @@ def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int
 class ResultFile:
     """`<folder>/<checkpoint>/<set>-<hash>.jsonl`; the hash covers everything that affects samples and scores."""
 
-    def __init__(self, folder: Path, subject: Subject, each: LoadedSet) -> None:
+    def __init__(self, folder: Path, subject: Subject, each: eval_sets.LoadedSet) -> None:
         self._header = _header(subject, each)
         text = json.dumps(self._header, sort_keys=True)
         code = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
@@ -340,7 +331,7 @@ def _scores(record: Record, prefix: str = "") -> list[Score]:
     return [Score(outcome=Outcome(name), value=value) for value, name in zip(values, outcomes, strict=True)]
 
 
-def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
+def _header(subject: Subject, each: eval_sets.LoadedSet) -> dict[str, Any]:
     config = each.context.config
     digest = hashlib.blake2b(digest_size=16)
     for prompt in each.prompts:

@@ -12,16 +12,8 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import read_records
 from retrain.records.run import Run
+from retrain.records.runs import example_rates
 from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD, SECONDS, Metric
-from retrain.records.runs.example_rates import (
-    ExampleRates,
-    NoExamplesError,
-    OtherExamplesError,
-    PerExample,
-    aligned,
-    per_example,
-    read_rates,
-)
 from retrain.records.runs.source import ComparedRun
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.components import Cost, advise, components, draw_components
@@ -47,8 +39,8 @@ def with_examples(
     `parts` gives the weights of a label's conditions.
     """
     try:
-        reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
-    except NoExamplesError as error:
+        reader = _Reader(runs, example_rates.per_example(metric), metric=metric, budget=budget)
+    except example_rates.NoExamplesError as error:
         return tuple(replace(each, examples=ExamplesView(reason=str(error))) for each in comparisons)
     return tuple(replace(each, examples=_view(each, reader, parts)) for each in comparisons)
 
@@ -58,9 +50,9 @@ def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> T
     if len(runs) != 2:
         return None
     try:
-        reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
+        reader = _Reader(runs, example_rates.per_example(metric), metric=metric, budget=budget)
         return two_policies([reader.rates(run.candidate.condition, run.seed) for run in runs], metric)
-    except NoExamplesError:  # the verdict's line names the reason
+    except example_rates.NoExamplesError:  # the verdict's line names the reason
         return None
 
 
@@ -72,9 +64,9 @@ def _view(comparison: Comparison, reader: _Reader, parts: Callable[[str], Parts]
     weights = [(label, sign * weight) for sign, side in sides for label, weight in side.items()]
     try:
         found = [reader.rates(label, seed) for label, _ in weights for seed in seeds]
-        rates_RE = aligned(found)
-    except NoExamplesError as error:
-        return ExamplesView(reason=str(error), are_others=isinstance(error, OtherExamplesError))
+        rates_RE = example_rates.aligned(found)
+    except example_rates.NoExamplesError as error:
+        return ExamplesView(reason=str(error), are_others=isinstance(error, example_rates.OtherExamplesError))
     rates_CNE, clusters_E = rates_RE.reshape(len(weights), len(seeds), -1), found[0][1].clusters
     diffs_NE = np.tensordot([weight for _, weight in weights], rates_CNE, axes=1)
     level = comparison.level
@@ -120,23 +112,25 @@ def _view(comparison: Comparison, reader: _Reader, parts: Callable[[str], Parts]
 class _Reader:
     """Reads each run's examples once, at the evaluation behind its value of the metric."""
 
-    def __init__(self, runs: Sequence[ComparedRun], figure: PerExample, *, metric: Metric, budget: float) -> None:
+    def __init__(
+        self, runs: Sequence[ComparedRun], figure: example_rates.PerExample, *, metric: Metric, budget: float
+    ) -> None:
         self._runs: Mapping[tuple[str, int], ComparedRun] = {(run.candidate.condition, run.seed): run for run in runs}
         self._figure, self._metric, self._budget = figure, metric, budget
         self._timed = cache(self._time)
-        self._found: dict[tuple[str, int], tuple[str, ExampleRates] | NoExamplesError] = {}
+        self._found: dict[tuple[str, int], tuple[str, example_rates.ExampleRates] | example_rates.NoExamplesError] = {}
         # A thousand runs share one list of ids, so it is kept once.
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
+    def rates(self, label: str, seed: int) -> tuple[str, example_rates.ExampleRates]:
         """Return the run's name and its examples; NoExamplesError gives a reason without any."""
         if (label, seed) not in self._found:
             try:
                 self._found[label, seed] = self._read(self._runs[label, seed])
-            except NoExamplesError as error:
+            except example_rates.NoExamplesError as error:
                 self._found[label, seed] = error
         found = self._found[label, seed]
-        if isinstance(found, NoExamplesError):
+        if isinstance(found, example_rates.NoExamplesError):
             raise found
         return found
 
@@ -152,15 +146,15 @@ class _Reader:
             example_s += len(seeds) * float(np.mean([each[1] for each in known]))
         return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
 
-    def _read(self, run: ComparedRun) -> tuple[str, ExampleRates]:
+    def _read(self, run: ComparedRun) -> tuple[str, example_rates.ExampleRates]:
         """Return the examples of the last evaluation of the metric within the budget, as `budget.value_at` does."""
         folder, name, curves = run.candidate.folder, run.candidate.name, run.curves
         values_R = curves.column(self._metric.field)
         rows = np.flatnonzero((run.spent.spent_R <= self._budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
         if folder is None or not rows.size:
-            raise NoExamplesError(f"{name} has no evaluation")
+            raise example_rates.NoExamplesError(f"{name} has no evaluation")
         step, value = int(curves.steps_R[rows[-1]]), float(values_R[rows[-1]])
-        rates = read_rates(folder, self._figure, step=step, expected=value)
+        rates = example_rates.read_rates(folder, self._figure, step=step, expected=value)
         ids, clusters = (self._names.setdefault(each, each) for each in (rates.ids, rates.clusters))
         return name, replace(rates, ids=ids, clusters=clusters)
 
@@ -206,9 +200,9 @@ class TwoPolicies:
     num_clusters: int
 
 
-def two_policies(found: Sequence[tuple[str, ExampleRates]], metric: Metric) -> TwoPolicies:
+def two_policies(found: Sequence[tuple[str, example_rates.ExampleRates]], metric: Metric) -> TwoPolicies:
     """Compare two policies by name; NoExamplesError if they did not answer the same examples."""
-    first_E, second_E = aligned(found)
+    first_E, second_E = example_rates.aligned(found)
     (first, rates), (second, _) = found
     result = crossed((second_E - first_E)[None], level=LEVEL, clusters_E=rates.clusters)
     return TwoPolicies(
@@ -231,16 +225,16 @@ def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies
     if metric not in kinds:
         what, fix = f"files of `retrain eval` are not compared by {metric}", f"use {' or '.join(map(str, kinds))}"
         raise ConfigError(Problem(code="compare.metric-not-in-file", where="--metric", what=what, fix=fix))
-    figure = PerExample(name="", kind=kinds[metric], k=0)
+    figure = example_rates.PerExample(name="", kind=kinds[metric], k=0)
     try:
         return two_policies([(str(file), _rates(file, figure)) for file in files], metric)
-    except NoExamplesError as error:
+    except example_rates.NoExamplesError as error:
         what = f"the files do not share their examples: {error}"
         fix = "evaluate both checkpoints on the same examples: `retrain eval RUN --checkpoint all`"
         raise ConfigError(Problem(code="compare.other-examples", where=str(files[1]), what=what, fix=fix)) from error
 
 
-def _rates(file: Path, figure: PerExample) -> ExampleRates:
+def _rates(file: Path, figure: example_rates.PerExample) -> example_rates.ExampleRates:
     fix = "give two files below `evaluations` of a run"
     ids, clusters, values = [], [], []
     for number, record in read_records(file):
@@ -256,4 +250,6 @@ def _rates(file: Path, figure: PerExample) -> ExampleRates:
             raise ConfigError(Problem(code="compare.no-evaluation", where=where, what=what, fix=fix)) from error
     if not values:
         raise ConfigError(Problem(code="compare.no-evaluation", where=str(file), what="has no example", fix=fix))
-    return ExampleRates(ids=tuple(ids), clusters=tuple(clusters), values_E=np.array(values), lines=len(values))
+    return example_rates.ExampleRates(
+        ids=tuple(ids), clusters=tuple(clusters), values_E=np.array(values), lines=len(values)
+    )

@@ -259,11 +259,10 @@ def bootstrap(
     statistic: Statistic,
     stream: Generator,
     *,
-    level: float = 0.95,
     resamples: int = RESAMPLES,
     is_stratified: bool = False,
 ) -> tuple[Floats, Floats]:
-    """Return percentile limits of a statistic over runs drawn with replacement; with `is_stratified` per benchmark.
+    """Return 95 % percentile limits of a statistic over runs drawn with replacement; `is_stratified`: per benchmark.
 
     ValueError unless there are two runs or more of finite scores on at least one benchmark.
     """
@@ -274,6 +273,5 @@ def bootstrap(
     columns = num_benchmarks if is_stratified else 1
     rows_RNM = stream.integers(num_runs, size=(resamples, num_runs, columns))
     drawn_RNM = scores_NM[rows_RNM, np.arange(num_benchmarks)]
-    tail = (1.0 - level) / 2
-    low, high = np.quantile(statistic(drawn_RNM), [tail, 1.0 - tail], axis=0)
+    low, high = np.quantile(statistic(drawn_RNM), [0.025, 0.975], axis=0)
     return np.asarray(low), np.asarray(high)

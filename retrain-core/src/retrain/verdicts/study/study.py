@@ -16,18 +16,9 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
 from retrain.records.run import Control
+from retrain.records.runs import source as sources
 from retrain.records.runs.curves import CORRECT, COSTS, Align, Direction, Metric, Spent, parse_metric, value_at
 from retrain.records.runs.registered import Plan
-from retrain.records.runs.source import (
-    Candidate,
-    ComparedRun,
-    LeftOut,
-    Source,
-    chosen_metric,
-    common_budget,
-    condition_metrics,
-    readable_runs,
-)
 from retrain.records.runs.undeclared import other_examples, undeclared
 from retrain.verdicts.ledger.looks import Looks as RecordedLooks
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
@@ -121,7 +112,7 @@ class Study:
     conditions: tuple[Condition, ...]
     metrics: tuple[Metric, ...]
     comparisons: tuple[Comparison, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[sources.LeftOut, ...]
     plan: Plan | None
     exploratory: tuple[str, ...]
     undeclared: tuple[str, ...]
@@ -148,7 +139,7 @@ class Study:
         return "planned, unverified" if self.is_unverified else "planned"
 
 
-def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
+def study_of(source: sources.Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
     """Compare runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
@@ -157,9 +148,11 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     sets = set_metrics(source.candidates, requested, only_tasks=not options.sets) if options.sets or tasks else {}
     wanted = {CORRECT, *sets.values(), *([requested] if requested else [])}
     fields = {*costs, *(each.field for each in wanted)}
-    runs, left_out = readable_runs(source, fields, align=options.align, at=options.at)
-    metric = chosen_metric(requested, [run.curves for run in runs], where="--metric" if options.metric else "plan")
-    budget, shortest = common_budget(runs, options.at)
+    runs, left_out = sources.readable_runs(source, fields, align=options.align, at=options.at)
+    metric = sources.chosen_metric(
+        requested, [run.curves for run in runs], where="--metric" if options.metric else "plan"
+    )
+    budget, shortest = sources.common_budget(runs, options.at)
     baseline, looks = _baseline(options, source, runs), chosen_looks(source, earlier)
     factorial = Factorial() if options.all_pairs else factorial_of(source.factors, baseline)
     judging = _Judging(
@@ -174,7 +167,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         factorial=factorial,
     )
     summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction, factorial=factorial)
-    metrics = condition_metrics(metric, [run.curves for run in runs])
+    metrics = sources.condition_metrics(metric, [run.curves for run in runs])
     num_runs = Counter(each.condition for each in source.candidates)
     values = {label: summaries.values(label, metric) for label in source.conditions}
     pairings = judging.pairings(summaries, factorial)
@@ -224,7 +217,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
 class _Judging:
     """The judging of one study's conditions: as planned, unless the options say otherwise."""
 
-    source: Source
+    source: sources.Source
     options: Options
     metric: Metric
     direction: Direction
@@ -271,7 +264,7 @@ class _Judging:
         return with_margin(judge(family, alpha=self.alpha, direction=self.direction), family, margin)
 
 
-def _departures(study: Study, options: Options, source: Source) -> tuple[str, ...]:
+def _departures(study: Study, options: Options, source: sources.Source) -> tuple[str, ...]:
     """Return reasons why a comparison is exploratory, as sentences; empty if it is as planned."""
     found = [NO_PLAN]
     if plan := study.plan:
@@ -279,7 +272,7 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
     return (*found, *on_final_seeds(source), *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
 
 
-def _of_the_plan(plan: Plan, study: Study, source: Source) -> Iterator[str]:
+def _of_the_plan(plan: Plan, study: Study, source: sources.Source) -> Iterator[str]:
     """Yield departures in the plan itself and in its conditions and seeds."""
     if not plan.is_intact:
         yield "the plan's hash does not match its text: it was changed after it was registered"
@@ -321,7 +314,9 @@ def _of_the_analysis(plan: Plan, study: Study, options: Options) -> Iterator[str
         yield f"final is taken over the last {options.last} steps, planned was a tenth of them"
 
 
-def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
+def _other_examples(
+    comparisons: Sequence[Comparison], runs: Sequence[sources.Candidate], metric: Metric
+) -> tuple[str, ...]:
     """Return differences in examples by the ids in `eval.jsonl` where all runs have them, and by the settings."""
     views = [each.examples for each in comparisons if each.examples]
     are_alike = bool(views) and all(view.num_examples for view in views)
@@ -329,7 +324,7 @@ def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate]
     return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
 
 
-def _samplers(runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
+def _samplers(runs: Sequence[sources.Candidate], metric: Metric) -> tuple[str, ...]:
     """Return the samplers of the runs where they differ and chose the prompts behind the metric."""
     if metric.is_eval:
         return ()
@@ -338,7 +333,7 @@ def _samplers(runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
     return tuple(sorted(found)) if len(found) > 1 else ()
 
 
-def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> str:
+def _baseline(options: Options, source: sources.Source, runs: Sequence[sources.ComparedRun]) -> str:
     """Return the requested baseline, the planned one, or the first condition with a compared run."""
     present = {run.candidate.condition for run in runs}
     first = next(label for label in source.conditions if label in present)
@@ -385,7 +380,7 @@ class Summaries:
 
     def __init__(
         self,
-        runs: Sequence[ComparedRun],
+        runs: Sequence[sources.ComparedRun],
         *,
         budget: float,
         last: int | None,

@@ -14,17 +14,7 @@ from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
 from retrain.records.run import Run, settings_key
-from retrain.records.runs.curves import (
-    CORRECT,
-    HELD_OUT,
-    Align,
-    Curves,
-    Direction,
-    Metric,
-    along,
-    shown_difference,
-    value_at,
-)
+from retrain.records.runs import curves as run_curves
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Candidate, chosen_metric, find_runs
@@ -48,7 +38,7 @@ class SampledNoise:
 class Decomposition:
     """The shares of variance of a metric at the end of runs that differ only in their seeds within a condition."""
 
-    metric: Metric
+    metric: run_curves.Metric
     budget: float
     conditions: int
     components: Components
@@ -56,14 +46,14 @@ class Decomposition:
     left_out: tuple[tuple[str, str], ...]
 
 
-def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: float = 0.95) -> Decomposition:
+def decompose(paths: Sequence[Path], metric: run_curves.Metric | None = None, *, level: float = 0.95) -> Decomposition:
     """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError if they are too few.
 
     Only spread within groups of equal settings, seeds apart, counts. A source can be separated where `[training] seeds`
     moved it without another.
     """
-    fields = {CORRECT.field} | ({metric.field} if metric else set())
-    found, left_out = list[tuple[Candidate, Path, Curves]](), list[tuple[str, str]]()
+    fields = {run_curves.CORRECT.field} | ({metric.field} if metric else set())
+    found, left_out = list[tuple[Candidate, Path, run_curves.Curves]](), list[tuple[str, str]]()
     for each in find_runs(paths).candidates:
         if each.state != DONE or each.folder is None or each.seed is None:
             left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
@@ -75,11 +65,13 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         where = ", ".join(map(str, paths[:3]))
         raise ConfigError(Problem(code="compare.too-few-runs", where=where, what=what, fix=fix))
     chosen = chosen_metric(metric, [curves for *_, curves in found], where="--metric")
-    spents = [along(curves, Align.STEPS) for *_, curves in found]
+    spents = [run_curves.along(curves, run_curves.Align.STEPS) for *_, curves in found]
     budget = min(spent.total for spent in spents if spent)
     values, folders, groups, levels = [], [], [], []
     for (run, folder, _), spent in zip(found, spents, strict=True):
-        value = value_at(spent, chosen, budget=budget, direction=Direction.HIGHER) if spent else None
+        value = (
+            run_curves.value_at(spent, chosen, budget=budget, direction=run_curves.Direction.HIGHER) if spent else None
+        )
         if value is None:
             left_out.append((run.name, f"it has no {chosen}"))
             continue
@@ -95,7 +87,7 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
         raise ConfigError(Problem(code="compare.no-spread", where="--variance", what=what, why=why, fix=fix))
     noise = None
-    if chosen == HELD_OUT and (noises := [each for each in map(_noise_of, folders) if each is not None]):
+    if chosen == run_curves.HELD_OUT and (noises := [each for each in map(_noise_of, folders) if each is not None]):
         variance = float(np.mean(noises))
         share = min(1.0, variance / parts.total) if parts.total > 0 else 1.0
         noise = SampledNoise(variance=variance, share=share, runs=len(noises))
@@ -131,7 +123,7 @@ def _noise_of(run: Path) -> float | None:
 
 def variance_sentences(found: Decomposition) -> Iterator[str]:
     parts = found.components
-    spread = shown_difference(parts.total**0.5, found.metric, signed=False)
+    spread = run_curves.shown_difference(parts.total**0.5, found.metric, signed=False)
     conditions = f" of {found.conditions} conditions" if found.conditions > 1 else ""
     yield (
         f"{parts.runs} runs{conditions}: {found.metric} has a standard deviation of {spread} within a condition "
@@ -152,7 +144,7 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
         reasons = Counter(reason for _, reason in found.left_out)
         yield f"left out: {', '.join(f'{count} runs ({reason})' for reason, count in reasons.most_common())}"
     if noise := found.noise:
-        sd = shown_difference(noise.variance**0.5, found.metric, signed=False)
+        sd = run_curves.shown_difference(noise.variance**0.5, found.metric, signed=False)
         where = "evaluation" if any("evaluation" in part.name for part in parts.parts) else "the rest"
         yield (
             f"Of a single run, the finite number of held-out completions makes up a standard deviation of {sd}, "
