@@ -13,9 +13,8 @@ from retrain.text.terminal_text import DUMB
 
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
 QUIET = {
-    # Processes that share cores must not spin at barriers. The next operation often follows within 20 microseconds: so
-    # short a wait makes sampling SmolLM2 1.3 times as fast on two free cores, and 1.1 times as slow on shared ones.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    "OMP_WAIT_POLICY": "PASSIVE",  # processes that share cores must not spin at barriers for long; some 20 microseconds
+    # make sampling SmolLM2 1.3 times as fast on two free cores, and 1.1 times as slow on shared ones
     "GOMP_SPINCOUNT": "1000",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",

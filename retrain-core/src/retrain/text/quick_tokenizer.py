@@ -90,12 +90,9 @@ class QuickTokenizer:
         """The `tokenizers.Tokenizer`; changes to it apply here too."""
         return self._backend if self._loaded is None else self._loaded.backend_tokenizer
 
-    @property
-    def added_tokens_decoder(self) -> dict[int, Any]:
-        return dict(self.backend_tokenizer.get_added_tokens_decoder())
-
     def get_added_vocab(self) -> dict[str, int]:
-        return {token.content: number for number, token in self.added_tokens_decoder.items()}
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items()}
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
