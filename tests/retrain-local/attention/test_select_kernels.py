@@ -162,11 +162,13 @@ class WrongPages(PagedKernels):
     def __init__(self, *, shift: int = 0, window: int = 0, value_scale: float = 1.0) -> None:
         self.shift, self.window, self.value_scale = shift, window, value_scale
 
-    def read(self, q: Tensor, pages: Pages, tables: Tensor, lengths: Tensor, scores: Scores) -> Tensor:
+    def read(
+        self, q: Tensor, pages: Pages, tables: Tensor, lengths: Tensor, scores: Scores, prefixes: Any = None
+    ) -> Tensor:
         window = scores.window + self.window if scores.window else None
         seen = (lengths - self.shift).clamp(min=0)
         wrong = Scores(scale=scores.scale, window=window)
-        return super().read(q, replace(pages, values=pages.values * self.value_scale), tables, seen, wrong)
+        return super().read(q, replace(pages, values=pages.values * self.value_scale), tables, seen, wrong, prefixes)
 
 
 def test_right_kernels_are_found_right() -> None:
