@@ -116,6 +116,7 @@ def test_a_time_limit_asks_first_and_is_no_failure(start, launchers, wait_for):
 def test_a_lost_node_and_a_hand_of_somebody_else(start, wait_for, cluster):
     lost, cancelled = start(SLEEPS, name="lost"), start(SLEEPS, name="cancelled")
     wait_for(lambda: all(job.poll() is None and "up" in log_of(job) for job in (lost, cancelled)))
+    wait_for(lambda: cancelled.record.job_id)  # a job may run before `sbatch` has told its id
     slurm_commands.cancel([cancelled.shown])
     wait_for(lambda: cancelled.poll() is not None)
     cluster.fail_node()
