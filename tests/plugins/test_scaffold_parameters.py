@@ -13,6 +13,7 @@ import pytest
 
 from retrain.api import Example, Kind, PluginContext, Seeds
 from retrain.campaign.load import load_campaign
+from retrain.campaign.session import launcher_of
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.render import KINDS, kind_of, slug, template
 from retrain.kernel.plugins.discover import load_plugins
@@ -51,10 +52,7 @@ def score_of_a_near_miss() -> float:
 
 def niceness() -> int:
     plugins = load_plugins({})
-    campaign = load_campaign([FILE], plugins)
-    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
-    name, options = campaign.table.launcher, campaign.table.launcher_options
-    launcher: Any = build_part(Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options")
+    launcher: Any = launcher_of(load_campaign([FILE], plugins), plugins)
     return int(launcher.nice)
 
 

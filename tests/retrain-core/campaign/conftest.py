@@ -138,7 +138,7 @@ def play(write, monkeypatch):
         launcher = launcher or Finishes()
         plugins = loaded[0] if loaded else load_plugins({})  # at the first campaign: tests install distributions
         loaded[:] = [plugins]
-        monkeypatch.setattr(session, "build_part", lambda *_: launcher)
+        monkeypatch.setattr(session, "launcher_of", lambda campaign, plugins: launcher)
         file = write(f"max_steps = 4\n{campaign}\n", conditions)
         text = file.read_text().replace('devices = "cpu"', devices)
         file.write_text(text.replace('[logging]\nlog_dir = "out"\n', "") if logs else text)

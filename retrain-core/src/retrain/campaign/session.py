@@ -80,11 +80,7 @@ def _session(
             lines.say(told, OUTCOME_LEVEL)
         return
     _say_head(campaign, folder, changed, lines)
-    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
-    name, options = campaign.table.launcher, campaign.table.launcher_options
-    launcher: Launcher = build_part(
-        Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options"
-    )
+    launcher = launcher_of(campaign, plugins)
     stops, began = Stops(), time.monotonic()
     try:
         manifest = _manifest(campaign, plugins, runs, folder, changed)
@@ -194,6 +190,15 @@ def _config_toml(campaign: Campaign, devices: Mapping[str, RunDevices]) -> str:
         if used := next((each.config.backend.devices for each in devices.values() if each.why), ""):
             tables["backend"]["devices"] = used
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
+
+
+def launcher_of(campaign: Campaign, plugins: Plugins) -> Launcher:
+    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
+    name, options = campaign.table.launcher, campaign.table.launcher_options
+    launcher: Launcher = build_part(
+        Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options"
+    )
+    return launcher
 
 
 def _conclude(

@@ -267,11 +267,18 @@ def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor 
         weights = scores.softcap * torch.tanh(weights / scores.softcap)
     if mask is not None:
         weights = weights + mask
-    weights = weights.float()
-    if scores.sinks_H is not None:
-        sinks = scores.sinks_H.float().view(1, heads, 1, 1).expand(rows, heads, length, 1)
-        weights = torch.softmax(torch.cat([weights, sinks], dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(weights, dim=-1)
-    weights = weights.to(values.dtype).view(rows, kv_heads, heads // kv_heads * length, -1)
+    sinks_H11 = None if scores.sinks_H is None else scores.sinks_H.view(heads, 1, 1)
+    weights = (
+        softmax_with_sinks(weights.float(), sinks_H11)
+        .to(values.dtype)
+        .view(rows, kv_heads, heads // kv_heads * length, -1)
+    )
     return (weights @ values).view(rows, heads, length, values.shape[-1])
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax over the last axis; `sinks` [..., 1], one more score each, are only in its denominator."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = sinks.float().expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]

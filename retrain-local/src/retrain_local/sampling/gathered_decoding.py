@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.packed import MakeAttend
+from retrain_local.attention.packed import MakeAttend, softmax_with_sinks
 from retrain_local.decoder import Decoder, Scores
 from retrain_local.devices.torch_devices import limited_threads
 from retrain_local.memory.sizes import BLOCK_SIZE, ONE_THREAD_BELOW, PREFILL_TOKENS
@@ -169,7 +169,8 @@ class GatheredAttention:
         if self._groups is not None:
             known, self._groups = self._groups.keys, Groups(rows, kept_B.device)
             if self._groups.keys != known:
-                self._select(self._prompts, torch.tensor([known.index(key) for key in self._groups.keys]))
+                kept = [known.index(key) for key in self._groups.keys]
+                self._select(self._prompts, torch.tensor(kept, device=kept_B.device))
 
     def _select(self, copies: dict[int, tuple[Tensor, Tensor]], kept: Tensor) -> None:
         for layer, (keys, values) in copies.items():
@@ -199,10 +200,8 @@ def attention_weights(scores_BKRC: Tensor, mask: Tensor, scores: Scores) -> Tens
         weights = torch.add(mask, scores_BKRC, alpha=scores.scale)
     else:
         weights = (scores_BKRC.float() * (scores.scale / scores.softcap)).tanh_().mul_(scores.softcap).add_(mask)
-    if scores.sinks_H is None:
-        return torch.softmax(weights, dim=-1)
-    sinks_BKR1 = scores.sinks_H.float().view(weights.shape[1], -1, 1).expand(*weights.shape[:-1], 1)
-    return torch.softmax(torch.cat([weights, sinks_BKR1], dim=-1), dim=-1)[..., :-1]
+    sinks_KR1 = None if scores.sinks_H is None else scores.sinks_H.view(weights.shape[1], -1, 1)
+    return softmax_with_sinks(weights, sinks_KR1)
 
 
 # Fixed, and not the number of cores: the same rows are then decoded together on every machine, and round the same way.
