@@ -19,7 +19,7 @@ CARDS = {89: RTX_4090, 90: H100}
 # Many rows, whose keys are in one stretch, and few, whose keys are in several.
 SAMPLED = Load(prompts=8, group=16, prompt=256, new=8), Load(prompts=1, group=8, prompt=300, new=8)
 SAMPLED_ONE = Load(prompts=1, group=1, prompt=300, new=8)
-PRODUCTS = {"attend", "_heads", "_swiglu"}  # which multiply tiles, on tensor cores
+PRODUCTS = {"attend", "_gates_back", "_heads", "_swiglu"}  # which multiply tiles, on tensor cores
 
 
 @pytest.fixture(autouse=True)

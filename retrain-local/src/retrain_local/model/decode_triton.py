@@ -158,6 +158,30 @@ def _heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _gate_and_up(  # type: ignore[no-untyped-def]
+    y,
+    inner,
+    b,
+    y_row,
+    inner_row,
+    num_rows,
+    INNER: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_RANK: tl.constexpr,
+):
+    # the rows and columns of this program, and the completed tiles of both halves there
+    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_row = rows < num_rows
+    is_column = at < INNER
+    gate = _completed(y, inner, b, rows, at, y_row, inner_row, 0, is_row, is_column, RANK, TILE_RANK)
+    up = _completed(y, inner, b, rows, at + INNER, y_row, inner_row, 1, is_row, is_column, RANK, TILE_RANK)
+    return rows, at, is_row[:, None] & is_column[None, :], gate, up
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _swiglu(  # type: ignore[no-untyped-def]
     y,
     inner,
@@ -172,15 +196,12 @@ def _swiglu(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     TILE_RANK: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    is_row = rows < num_rows
-    is_column = at < INNER
-    gate = _completed(y, inner, b, rows, at, y_row, inner_row, 0, is_row, is_column, RANK, TILE_RANK)
-    up = _completed(y, inner, b, rows, at + INNER, y_row, inner_row, 1, is_row, is_column, RANK, TILE_RANK)
+    rows, at, is_cell, gate, up = _gate_and_up(
+        y, inner, b, y_row, inner_row, num_rows, INNER, RANK, TILE_ROWS, TILE, TILE_RANK
+    )
     number = gated.dtype.element_ty
     out = (gate * tl.sigmoid(gate)).to(number) * up.to(number)
-    tl.store(gated + rows[:, None] * INNER + at[None, :], out, mask=is_row[:, None] & is_column[None, :])
+    tl.store(gated + rows[:, None] * INNER + at[None, :], out, mask=is_cell)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -200,13 +221,9 @@ def _gates_back(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     TILE_RANK: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    is_row = rows < num_rows
-    is_column = at < INNER
-    is_cell = is_row[:, None] & is_column[None, :]
-    gate = _completed(y, inner, b, rows, at, y_row, inner_row, 0, is_row, is_column, RANK, TILE_RANK)
-    up = _completed(y, inner, b, rows, at + INNER, y_row, inner_row, 1, is_row, is_column, RANK, TILE_RANK)
+    rows, at, is_cell, gate, up = _gate_and_up(
+        y, inner, b, y_row, inner_row, num_rows, INNER, RANK, TILE_ROWS, TILE, TILE_RANK
+    )
     given = tl.load(g + rows[:, None] * g_row + at[None, :], mask=is_cell, other=0.0).to(tl.float32)
     open_ = tl.sigmoid(gate)
     target = into + rows[:, None] * (2 * INNER) + at[None, :]
