@@ -38,7 +38,10 @@ REGISTERS = "from retrain.api import Diagnosis, PluginSpec, hookimpl\n@hookimpl\
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a closed port, where the hub is; wandb keys are hidden: tests depend on neither network nor user."""
+    """URL of a closed port, where the hub is; keys of wandb are hidden and the disk has 100 GB free.
+
+    Tests depend on neither network, user nor disk.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -46,7 +49,13 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("NETRC", "/nonexistent")
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    _set_free_space(monkeypatch, 100 * 10**9)
     return url
+
+
+def _set_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
 
 @pytest.fixture
@@ -81,6 +90,13 @@ def test_a_configuration_that_can_run_has_all_it_needs(doctor: Any, command: Com
     assert found["data source arithmetic"]["detail"].startswith("retrain-rewards ")
     (tmp_path / "run.toml").rename(tmp_path / "retrain.toml")
     assert command("doctor").out.endswith("Everything that retrain.toml needs is here.\n")
+
+
+def test_a_disk_that_is_nearly_full_is_a_warning(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_free_space(monkeypatch, 10**9)
+    code, found = doctor(SMALL)
+    assert (code, found["run folder"]["status"]) == (0, "warn")
+    assert "1.0 GB" in found["run folder"]["detail"]
 
 
 def test_a_distribution_that_is_left_out_is_missed(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
