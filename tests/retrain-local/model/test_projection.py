@@ -24,6 +24,7 @@ from retrain_local.model.projection import (
     can_prepack,
     frozen_matrix,
     own_matrix,
+    times,
 )
 from retrain_local.model.weights import Linear
 from tests.kit.local_pairs import relative
@@ -164,6 +165,19 @@ def test_the_product_is_the_same_for_any_number_of_rows(rows: int, dtype: torch.
             found = matrix.linear(x), matrix.linear(x, bias) - bias
             assert all(y.dtype == dtype for y in found)
             assert all(float((y.double() - wanted).norm()) < 2 * tolerance for y in found)
+
+
+@pytest.mark.parametrize("outputs", [SMALL, LARGE])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_the_product_of_a_backward_pass_is_the_same_for_any_layout(outputs: int, dtype: torch.dtype) -> None:
+    weight, g = drawn(outputs, WIDE, dtype=dtype), drawn(7, outputs, dtype=dtype)
+    for rows in (g, g[:1].expand(3, -1), g.T.contiguous().T, g[:0]):
+        wanted = rows.double() @ weight.double()
+        tolerance = (4e-3 if dtype == torch.bfloat16 else 1e-6) * float(wanted.norm())
+        with torch.no_grad():
+            found = times(rows, weight)
+        assert found.dtype == dtype
+        assert float((found.double() - wanted).norm()) <= 2 * tolerance
 
 
 @pytest.mark.skipif(not can_prepack(torch.float32), reason="PyTorch has no prepacked product here")

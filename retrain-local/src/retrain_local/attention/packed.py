@@ -103,6 +103,9 @@ class _Picked(torch.autograd.Function):  # type: ignore[misc]
 SHORTEST_SHARE = 0.6
 # Queries x keys of a bucket, to bound the memory of its mask; a larger segment has its own bucket.
 MASK_ELEMENTS = 2**24
+# On a CPU queries are computed in this many parts, each with the keys that its last one sees: PyTorch's kernel computes
+# every masked block. Forward and backward take 0.77 of the time at 256 queries, 0.58 at 2,000.
+QUERY_PARTS, FEWEST_QUERIES = 8, 64
 
 
 class PaddedAttend:
@@ -152,9 +155,17 @@ class PaddedAttend:
             mask = torch.zeros(seen.shape, dtype=q.dtype, device=seen.device).masked_fill_(~seen, -math.inf)
             self._masks[key] = mask[:, None]
         mask = self._masks[key]
-        if is_plain:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
-        return dense_attention(q, k, v, mask, scores)
+        if not is_plain:
+            return dense_attention(q, k, v, mask, scores)
+        queries, before = q.shape[2], k.shape[2] - q.shape[2]
+        rows = max(FEWEST_QUERIES, -(-queries // QUERY_PARTS)) if q.device.type == "cpu" else queries
+        parts = []
+        for start in range(0, queries, rows):
+            end = min(start + rows, queries)
+            given["attn_mask"], seen = mask[:, :, start:end, : before + end], slice(before + end)
+            part = F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, seen], v[:, :, seen], **given)
+            parts.append(part.transpose(1, 2))  # back in the order that the kernel writes
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -83,10 +83,22 @@ def can_prepack(dtype: torch.dtype) -> bool:
     try:
         with torch.no_grad():
             found_NO = Prepacked(weight_OI).linear(x_NI, bias_O).float()
+            back_NI = _times_in_place(found_NO.to(dtype), weight_OI).float()
     # PyTorch without oneDNN, or a CPU that oneDNN does not support.
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-    return bool((found_NO - wanted_NO).abs().max() <= TOLERANCE[dtype] * wanted_NO.abs().max())
+    pairs = (found_NO, wanted_NO), (back_NI, wanted_NO @ weight_OI.float())
+    return all(bool((found - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()) for found, wanted in pairs)
+
+
+def times(g_NO: Tensor, weight_OI: Tensor) -> Tensor:
+    """g W without a gradient. In fp32 oneDNN reads W where it lies, and takes 0.85 to 0.95 of MKL's time (AMD EPYC)."""
+    is_worth_it = g_NO.device.type == "cpu" and weight_OI.numel() >= PREPACK_FROM and weight_OI.dtype == torch.float32
+    return _times_in_place(g_NO, weight_OI) if is_worth_it and can_prepack(torch.float32) else g_NO @ weight_OI
+
+
+def _times_in_place(g_NO: Tensor, weight_OI: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(g_NO, weight_OI.T, None, "none", [], "")
 
 
 class Frozen(torch.autograd.Function):  # type: ignore[misc]
@@ -100,7 +112,7 @@ class Frozen(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (weight_OI,) = ctx.saved_tensors
-        return gradients[0] @ weight_OI.to(gradients[0].dtype), None, None
+        return times(gradients[0], weight_OI.to(gradients[0].dtype)), None, None
 
 
 class Projection(Protocol):
@@ -252,8 +264,8 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
             return None, None, None, *of_parts
         # With fewer rows than outputs this is cheaper than merging, and the gradients of A and B need `g_inner` anyway.
         if len(g) < len(weight):
-            return (g @ weight).addmm_(g_inner, adapter.a), None, None, *of_parts
-        return g @ merged(adapter, weight), None, None, *of_parts
+            return times(g, weight).addmm_(g_inner, adapter.a), None, None, *of_parts
+        return times(g, merged(adapter, weight)), None, None, *of_parts
 
 
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]
@@ -331,7 +343,7 @@ def _sum(y: Tensor, inner: Tensor, adapter: Adapter) -> LowRankSum:
 
 def _input_gradient(g: Tensor, g_inner: Tensor, a: Tensor, weight: Tensor) -> Tensor:
     if not g.is_cuda:
-        return (g @ weight).addmm_(g_inner, a)
+        return times(g, weight).addmm_(g_inner, a)
     # The product with W is bound by operations and has time to read the sum so far: no second pass over the result.
     return (g_inner @ a).addmm_(g, weight)
 
