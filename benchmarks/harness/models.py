@@ -36,6 +36,9 @@ QWEN3: dict[str, Any] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},  # builtin:tiny with its own weights
+    "small": QWEN3
+    | {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4}
+    | {"head_dim": 32, "num_key_value_heads": 2, "vocab_size": 4096},
     "qwen3-0.6b": QWEN3
     | {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
     "qwen3-4b": QWEN3
@@ -98,12 +101,13 @@ def builtin_folder() -> Path:
 
 
 def endless_model(
-    folder: Path, *, shape: str = "tiny", vocabulary: int = 0, device: str = "cpu", model: str = ""
+    folder: Path, *, shape: str = "tiny", vocabulary: int = 0, layers: int = 0, device: str = "cpu", model: str = ""
 ) -> Path:
     """A model whose completions never end by themselves, so that all contenders draw exactly as many tokens.
 
-    `vocabulary` replaces the shape's; entries and embeddings without a meaning fill it up. Shape `tiny` keeps the
-    built-in weights; any other has random ones, in bf16, made on `device`. A folder `model` keeps its weights, too.
+    `vocabulary` and `layers` replace the shape's (`layers` not those of `tiny`); entries and embeddings without a
+    meaning fill up a vocabulary. Shape `tiny` keeps the built-in weights; any other has random ones, in bf16, made on
+    `device`. A folder `model` keeps its weights, too.
     """
     folder.mkdir(parents=True)
     if model:
@@ -111,6 +115,7 @@ def endless_model(
     base = builtin_folder()
     config = json.loads((base / "config.json").read_text(encoding="utf-8")) | SHAPES[shape]
     if SHAPES[shape]:
+        config["num_hidden_layers"] = layers or config["num_hidden_layers"]
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     size = vocabulary or config["vocab_size"]
     is_larger = shape != "tiny" or size != config["vocab_size"]
