@@ -24,7 +24,7 @@ TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the opti
 # 61 and 91 % of two rounds of 132 multiprocessors. Reading a weight takes as long as 300 tokens' products with it.
 FULL_SPEED_TOKENS = 3072
 FULL_SPEED_TOKENS_CPU = 384  # from here on a CPU multiplies no faster
-# Of all packs computed at a time, unless these get too small. Two rows of SmolLM2 with 306 tokens then share a pack, and
+# Of all packs computed at a time, unless these get too small. Two rows of SmolLM2 with 306 tokens share a pack, and
 # their prompt of 51: 8 % fewer tokens than with a row in each.
 ACTIVATION_BYTES_CPU = 3 * 2**29
 # Share of the free memory before the first step. Activations that need more are recomputed.
