@@ -181,7 +181,6 @@ def measure(is_run: bool, num_runs: int) -> dict[str, Any]:
         (schedule.Schedule, "_launch", "start runs"),
         (schedule.Schedule, "_job", "write the file of a run"),
         (schedule.Schedule, "_collect", "poll, and read how runs ended"),
-        (schedule.Schedule, "_take_follow_ups", "take follow-ups"),
         (Launcher, "start", RUNS),
         (session, "_conclude", "conclude"),
     ):

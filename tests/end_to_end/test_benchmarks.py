@@ -26,8 +26,13 @@ COMMANDS = {
     "train": ["train.py", "--quick"],
     "vocabulary": ["train.py", "--quick", "--vocabulary", "1", "2"],
     "scale": ["scale.py", "--quick"],
+    "steps": ["scale.py", "--quick", "--only", "steps"],
     "gpu": ["gpu.py", "--device", "cpu", "--parts", "rates", "decode", "train tiny", "step", "generate", "16 GB"],
 }
+LARGE = [
+    ["campaign_scale.py", "--runs", "16", "--planned", "16", "--json"],
+    ["report_scale.py", "--runs", "16", "--steps", "20", "--completions", "12800", "--json"],
+]
 PEER = "RETRAIN_TRL_PYTHON"  # an interpreter that has TRL
 
 
@@ -48,6 +53,12 @@ def run(*arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", LARGE, ids=lambda arguments: arguments[0])
+def test_figures_of_many_records_are_json(arguments: list[str]) -> None:
+    assert all(json.loads(run(*arguments)).values())
 
 
 @pytest.mark.long
