@@ -57,6 +57,7 @@ def test_the_host_waits_once_a_segment(qwen3: MakeFolder) -> None:
         assert growth(waits("many"), waits("few"), units=4) == WAITS_OF_A_SEGMENT
 
 
+@pytest.mark.slow
 def test_more_rows_and_layers_are_no_more_waits(qwen3: MakeFolder) -> None:
     found: list[Counter[str]] = []
     for layers, load in ((2, Load()), (4, Load()), (2, Load(prompts=4, group=8))):
