@@ -1,7 +1,7 @@
 """Seconds, memory and size of `retrain report` at scale: `python benchmarks/report_scale.py [--runs N] [--steps N]`.
 
 Two made-up records in the formats of real ones: a campaign (1,000 runs x 500 steps by default), and a long run (10
-million completions, 21 GB of `generations.jsonl`) beside one of a hundredth of it. `status`, `compare` and `report` are
+million completions, 21 GB of `generations.jsonl`) and one of a hundredth of it. `status`, `compare` and `report` are
 run on both, each in a process of its own, after the files were written. Exit code 1 beyond 20 s (10 s on the long
 run), 1 GB of memory or a page of 10 MB.
 

@@ -117,8 +117,8 @@ def main() -> None:
         ),
         rows=[_row(name, series[name], points, found) for name, found in grown.items()],
         notes=(
-            f"Medians of {options.steps * options.rounds} steps of each size; exponents with 95 % intervals, those of",
-            f"{', '.join(OWN_AXIS)} against themselves. Memory: beyond a run of 64 tokens of the built-in model, at",
+            f"Medians of {options.steps * options.rounds} steps of each size; exponents with 95 % intervals,",
+            f"against tokens or {', '.join(OWN_AXIS)}. Memory: beyond a run of 64 tokens of the built-in model, at",
             "the smallest and the largest size.",
         ),
         figures={

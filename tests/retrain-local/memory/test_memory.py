@@ -36,7 +36,6 @@ from retrain_local.memory.estimate import (
 from retrain_local.memory.limits import MemoryLimits, free_bytes, free_host_bytes, is_out_of_memory
 from retrain_local.memory.shape import ModelShape, count_parameters, read_shape, shape_of
 from retrain_local.memory.sizes import (
-    ACTIVATION_BYTES_CPU,
     FULL_SPEED_TOKENS_CPU,
     PROMPTS_PER_PACK,
     TOKEN_BUDGET,
@@ -460,7 +459,7 @@ def test_a_model_of_135_million_parameters_keeps_its_activations_with_20_gb_free
     found = plan(20 * GIB)
     assert not found.recompute
     assert FULL_SPEED_TOKENS_CPU <= found.tokens <= TOKEN_BUDGET["cpu"]
-    assert 2 * found.tokens * SMOLLM2[0] <= ACTIVATION_BYTES_CPU, "no more memory than full speed needs"
+    assert 2 * found.tokens * SMOLLM2[0] <= 1.5 * GIB, "no more memory than two long rows need"
     assert found.kept_tokens == 2048 <= 0.5 * 20 * GIB / 2 / SMOLLM2[0], "a longer row is recomputed"
     assert plan(20 * GIB, context=2048).kept_tokens == 0, "no row is longer"
     assert found == plan(16 * GIB), "checkpoints seldom depend on how much memory is free"

@@ -103,8 +103,8 @@ class _Picked(torch.autograd.Function):  # type: ignore[misc]
 SHORTEST_SHARE = 0.6
 # Queries x keys of a bucket, to bound the memory of its mask; a larger segment has its own bucket.
 MASK_ELEMENTS = 2**24
-# On a CPU queries are computed in this many parts, each with the keys that its last one sees: PyTorch's kernel computes
-# every masked block. Forward and backward take 0.77 of the time at 256 queries, 0.58 at 2,000.
+# On a CPU queries are computed in at most so many parts, each with the keys that its last one sees: PyTorch's kernel
+# computes every masked block. Forward and backward take 0.77 of the time at 256 queries, 0.58 at 2,000.
 QUERY_PARTS, FEWEST_QUERIES = 8, 64
 
 
